@@ -1,0 +1,1 @@
+"""Pure maths on tensors: losses, estimators, advantages, penalties. Nothing here knows a model or a service."""

@@ -1,0 +1,1 @@
+"""Corpora, tokenizers, packing, and the translation between messages and tokens."""

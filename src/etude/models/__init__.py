@@ -1,0 +1,1 @@
+"""Transformer families and their Hugging Face checkpoints."""

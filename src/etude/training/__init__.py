@@ -1,0 +1,1 @@
+"""The training service: continued pretraining, long context, SFT with MTP, and the RL trainer."""

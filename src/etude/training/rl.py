@@ -1,0 +1,217 @@
+"""The RL trainer: one step from complete groups to the next policy version.
+
+Stages of :meth:`RLTrainer.step`: pack -> forward with replayed routing -> reference logprobs -> policy loss -> backward ->
+Adam on float32 masters -> round to the served dtype. The weights the model computes with are always exactly those that are
+published, so that trainer and engine agree.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from etude.algorithms.policy import effective_sample_size, policy_loss
+from etude.algorithms.router_replay import ReplayRouting
+from etude.base.config import Config
+from etude.base.errors import CheckpointError
+from etude.base.records import RolloutGroup
+from etude.base.telemetry import full_disk_named
+from etude.models.checkpoint import export_state
+from etude.models.deepseek import DeepseekModel
+from etude.training.rl_batch import RLBatch, pack_groups
+
+
+class RLTrainConfig(Config):
+    """What one RL step does. The report states none of these values; docs/algorithm.md gives our reasons."""
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_steps: int = 3
+    clip: float = 1.0
+    kl_coefficient: float = 0.01
+    """beta of k1 against the frozen starting policy, in nats per token."""
+    truncation: float = 5.0
+    """Upper bound of the importance weight."""
+    token_normaliser: float = 64.0
+    """Constant that the loss of a rollout is divided by, near a usual number of sampled tokens."""
+    replay_alpha: float = Field(0.5, ge=0.0, le=1.0)
+    """Plausibility threshold of router replay: 0 pure replay, 1 the trainer's own routing."""
+    row_length: int = 512
+    rows_per_batch: int = 8
+    served_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    threads: int = 1
+
+
+class RLTrainer:
+    """Owner of the policy being trained, its optimiser and the frozen reference."""
+
+    def __init__(self, model: DeepseekModel, config: RLTrainConfig) -> None:
+        torch.set_num_threads(config.threads)
+        self.config, self.model, self.version = config, model, 0
+        self._dtype = getattr(torch, config.served_dtype)
+        self._masters = [p.detach().clone() for p in model.parameters()]
+        for master in self._masters:
+            master.requires_grad_(True)
+        self._round()
+        self.reference = copy.deepcopy(model).requires_grad_(False)
+        self._optimizer = torch.optim.AdamW(
+            self._masters, lr=config.lr, betas=config.betas, weight_decay=0.0, fused=True
+        )
+
+    # ------------------------------------------------------------------------------------------------ the step
+
+    def step(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Train once on ``groups``, raise the policy version by one and return the metrics of the step."""
+        clock = time.monotonic()
+        config, shape = self.config, self.model.config
+        batches = pack_groups(
+            groups, row_length=config.row_length, rows_per_batch=config.rows_per_batch,
+            moe_layers=shape.num_moe_layers, top_k=shape.num_experts_per_tok,
+        )  # fmt: skip
+        # known before packing: the number of chains, whatever they contain
+        normaliser = config.token_normaliser * sum(len(group.rollouts) for group in groups)
+        collected = [self._forward_backward(batch, normaliser) for batch in batches]
+        grad_norm = self._update() if batches else 0.0
+        self.version += 1
+        metrics = _merge(collected, self.version - 1)
+        metrics.update(
+            grad_norm=grad_norm,
+            train_seconds=time.monotonic() - clock,
+            train_tokens=float(sum(int((batch.documents >= 0).sum()) for batch in batches)),
+        )
+        return metrics
+
+    def _forward_backward(self, batch: RLBatch, normaliser: float) -> dict[str, Tensor]:
+        """Gradient of one packed batch; returns per-token values of its N sampled tokens."""
+        routing = ReplayRouting(batch.experts.flatten(0, 1), self.config.replay_alpha)
+        predicted = batch.sampled[:, 1:]
+        logprobs, entropy = _sampled_logprobs(self.model, batch, routing)
+        with torch.no_grad():
+            reference = None
+            if self.config.kl_coefficient > 0:
+                replay = ReplayRouting(batch.experts.flatten(0, 1), self.config.replay_alpha)
+                reference, _ = _sampled_logprobs(self.reference, batch, replay)
+        behaviour = batch.behaviour[:, 1:][predicted]
+        result = policy_loss(
+            logprobs, behaviour, batch.advantages[:, 1:][predicted], reference=reference,
+            kl_coefficient=self.config.kl_coefficient, truncation=self.config.truncation, normaliser=normaliser,
+        )  # fmt: skip
+        torch.autograd.backward(result.loss)
+        fresh = _fresh_segments(batch, self.version)[:, 1:][predicted]
+        return {
+            "gap": (logprobs.detach() - behaviour).abs(),
+            "fresh": fresh,
+            "weights": result.weights,
+            "kl": result.kl,
+            "entropy": entropy,
+            "versions": batch.versions[:, 1:][predicted],
+            "kept": torch.tensor([routing.num_kept, routing.num_known]),
+        }
+
+    def _update(self) -> float:
+        for master, parameter in zip(self._masters, self.model.parameters(), strict=True):
+            master.grad = parameter.grad
+            parameter.grad = None
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.config.clip))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.config.lr * min(1.0, (self.version + 1) / max(self.config.warmup_steps, 1))
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._round()
+        return norm
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        """Make the model's weights exactly what is served: the masters rounded to the served dtype."""
+        for master, parameter in zip(self._masters, self.model.parameters(), strict=True):
+            parameter.copy_(master.to(self._dtype))
+
+    # ------------------------------------------------------------------------------------- state in and out
+
+    def served_state(self) -> dict[str, Tensor]:
+        """Published name -> tensor of the current version, in the served dtype (a copy)."""
+        return {name: tensor.clone() for name, tensor in export_state(self.model, self._dtype).items()}
+
+    def save(self, path: Path, trained: Sequence[str]) -> None:
+        """Write a step checkpoint atomically: masters, optimiser, reference, version, tasks of the last step."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "version": self.version,
+            "trained": list(trained),
+            "masters": self._masters,
+            "optimizer": self._optimizer.state_dict(),
+            "buffers": dict(self.model.named_buffers()),
+            "reference": self.reference.state_dict(),
+        }
+        temporary = path.with_suffix(".tmp")
+        with full_disk_named(path):
+            torch.save(state, temporary)
+            temporary.rename(path)
+
+    def load(self, path: Path) -> list[str]:
+        """Go on from a step checkpoint; returns the ids of the tasks its last step trained on."""
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+        except (OSError, RuntimeError, EOFError) as error:
+            raise CheckpointError(f"step checkpoint {path}: cannot be read: {error}") from None
+        with torch.no_grad():
+            for master, saved in zip(self._masters, state["masters"], strict=True):
+                master.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.reference.load_state_dict(state["reference"])
+        self.version = int(state["version"])
+        self._round()
+        return list(state["trained"])
+
+
+def _sampled_logprobs(model: DeepseekModel, batch: RLBatch, routing: ReplayRouting) -> tuple[Tensor, Tensor]:
+    """Logprob ``[N]`` of each sampled token given what precedes it, and the entropy ``[N]`` there (detached)."""
+    out = model(
+        batch.tokens, positions=batch.positions, mask=batch.mask, routing=routing, max_position=batch.tokens.shape[1]
+    )
+    predicted = batch.sampled[:, 1:]
+    all_logprobs = model.logits(out.hidden[:, :-1][predicted]).log_softmax(dim=-1)
+    detached = all_logprobs.detach()
+    entropy = -(detached.exp() * detached).sum(dim=-1)
+    return all_logprobs.gather(1, batch.tokens[:, 1:][predicted][:, None]).squeeze(1), entropy
+
+
+def _fresh_segments(batch: RLBatch, version: int) -> Tensor:
+    """bool ``[B, S]``: tokens of segments that ``version`` alone sampled, where trainer and engine must agree."""
+    stale = (batch.versions != version) & batch.sampled
+    fresh = torch.ones_like(batch.sampled)
+    for row in range(len(batch.tokens)):
+        bad = torch.unique(batch.documents[row][stale[row]])
+        fresh[row] = ~torch.isin(batch.documents[row], bad)
+    return fresh
+
+
+def _merge(collected: Sequence[dict[str, Tensor]], version: int) -> dict[str, float]:
+    """Metrics of a step from the per-token values of its batches."""
+    if not collected:
+        return {"trained_tokens": 0.0}
+    joined = {name: torch.cat([part[name] for part in collected]) for name in collected[0] if name != "kept"}
+    kept = torch.stack([part["kept"] for part in collected]).sum(0)
+    lag = (version - joined["versions"]).float()
+    metrics = {
+        "trained_tokens": float(len(lag)),
+        "ess": effective_sample_size(joined["weights"]),
+        "kl": float(joined["kl"].mean()),
+        "entropy": float(joined["entropy"].mean()),
+        "staleness_mean": float(lag.mean()),
+        "staleness_max": float(lag.max()),
+        "offpolicy_gap_mean": float(joined["gap"].mean()),
+        "replay_kept": float(kept[0]) / max(float(kept[1]), 1.0),
+    }
+    fresh = joined["gap"][joined["fresh"]]
+    if len(fresh):
+        metrics["logprob_gap_mean"] = float(fresh.mean())
+        metrics["logprob_gap_p99"] = float(fresh.quantile(0.99))
+    return metrics
