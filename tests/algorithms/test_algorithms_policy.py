@@ -37,7 +37,13 @@ def test_the_loss_gives_the_exact_gradient_of_a_bandit_on_and_off_policy() -> No
         logprobs = logits.log_softmax(0)[(~arm).long()]
         behaviour = torch.where(arm, math.log(behaviour_p), math.log(1 - behaviour_p)).double()
         result = policy_loss(
-            logprobs, behaviour, arm.double(), reference=None, kl_coefficient=0.0, truncation=10.0, normaliser=count
+            logprobs,
+            behaviour,
+            arm.double(),
+            reference=None,
+            kl_coefficient=0.0,
+            truncation=10.0,
+            normaliser=count,
         )
         (gradient,) = torch.autograd.grad(-result.loss, theta)
         assert float(gradient) == pytest.approx(float(p * (1 - p)), rel=0.01)

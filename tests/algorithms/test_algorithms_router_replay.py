@@ -7,7 +7,9 @@ import torch
 from etude.algorithms.router_replay import ReplayRouting, filter_replay
 
 
-def _case(seed: int, tokens: int = 200, experts: int = 8, k: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _case(
+    seed: int, tokens: int = 200, experts: int = 8, k: int = 3
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(tokens, experts, generator=generator)
     own = scores.topk(k).indices

@@ -12,7 +12,11 @@ from etude.data.chat import ChatCodec
 from etude.data.tokenizer import train_tokenizer
 
 TOOLS = {"list": (), "read": ("path",), "edit": ("path", "at", "text"), "finish": ("message",)}
-TEXTS = ["def total(items):\n    return sum(items)\n", "1:def f(a, b):\n2:    return a + b\n", "fix total in lib.py"] * 20
+TEXTS = [
+    "def total(items):\n    return sum(items)\n",
+    "1:def f(a, b):\n2:    return a + b\n",
+    "fix total in lib.py",
+] * 20
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,11 @@ def test_a_completion_parses_back(codec: ChatCodec) -> None:
 def test_render_is_the_concatenation_of_messages(codec: ChatCodec) -> None:
     messages = [Message(role="system", content="s"), Message(role="user", content="fix total")]
     whole = codec.render(messages, open_assistant=True)
-    assert whole == [*codec.render_message(messages[0]), *codec.render_message(messages[1]), codec.assistant_id]
+    assert whole == [
+        *codec.render_message(messages[0]),
+        *codec.render_message(messages[1]),
+        codec.assistant_id,
+    ]
 
 
 @settings(max_examples=200, deadline=None)
@@ -59,7 +67,8 @@ def test_text_round_trips_and_never_forges_a_special_token(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"), [("fly\nnow", "no tool 'fly'"), ("list\nnow", "list takes no argument"), ("", "no tool ''")]
+    ("body", "reason"),
+    [("fly\nnow", "no tool 'fly'"), ("list\nnow", "list takes no argument"), ("", "no tool ''")],
 )
 def test_malformed_calls_are_kept_and_explained(codec: ChatCodec, body: str, reason: str) -> None:
     call_id = codec.tokenizer.token_to_id("<|call|>")
@@ -76,7 +85,10 @@ def test_missing_arguments_are_left_out(codec: ChatCodec) -> None:
 
 def test_counts_cover_all_sampled_tokens(codec: ChatCodec) -> None:
     message = Message(
-        role="assistant", content="ok", thinking="hm", calls=(ToolCall(name="read", arguments={"path": "a.py"}),)
+        role="assistant",
+        content="ok",
+        thinking="hm",
+        calls=(ToolCall(name="read", arguments={"path": "a.py"}),),
     )
     sampled = codec.render_completion(message)
     counts = codec.counts(sampled)

@@ -16,7 +16,13 @@ from etude.data.mixture import CodeSource, EditSource, mixture
 from etude.data.mutate import mutate_line
 from etude.data.tokenizer import train_tokenizer
 
-TOOLS = {"list": (), "read": ("path",), "edit": ("path", "at", "text"), "run": ("command",), "finish": ("message",)}
+TOOLS = {
+    "list": (),
+    "read": ("path",),
+    "edit": ("path", "at", "text"),
+    "run": ("command",),
+    "finish": ("message",),
+}
 MODULE = '''
 import os
 
@@ -70,7 +76,11 @@ def test_an_edit_document_is_answered_by_its_own_text() -> None:
             at = call.arguments["at"]
             number = int(at.rstrip("+"))
             assert 1 <= number <= len(shown)
-            assert at.endswith("+") or shown[number - 1] != f"{number}:{call.arguments['text']}" or "rename" in messages[0].content
+            assert (
+                at.endswith("+")
+                or shown[number - 1] != f"{number}:{call.arguments['text']}"
+                or "rename" in messages[0].content
+            )
     assert seen > 100
 
 

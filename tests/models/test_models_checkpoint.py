@@ -16,8 +16,15 @@ from etude.models.deepseek import DeepseekModel, initialise
 def tiny(**changes: object) -> DeepseekModel:
     config = ModelConfig.model_validate(
         {
-            **dict(vocab_size=97, hidden_size=32, num_hidden_layers=3, intermediate_size=48, kv_lora_rank=16),
-            **dict(moe_intermediate_size=24, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=12),
+            "vocab_size": 97,
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "intermediate_size": 48,
+            "kv_lora_rank": 16,
+            "moe_intermediate_size": 24,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 12,
             **changes,
         }
     )

@@ -58,7 +58,9 @@ def segment(made: DeepseekModel, rng: np.random.Generator, version: int = 0, end
     )  # fmt: skip
 
 
-def group(made: DeepseekModel, seed: int, segments: int = 1, advantages: tuple[float, ...] = (0.5, -0.5)) -> RolloutGroup:
+def group(
+    made: DeepseekModel, seed: int, segments: int = 1, advantages: tuple[float, ...] = (0.5, -0.5)
+) -> RolloutGroup:
     rng = np.random.default_rng(seed)
     rollouts = tuple(
         Rollout(
@@ -87,7 +89,9 @@ def _loss(made: DeepseekModel, groups: list[RolloutGroup], row_length: int) -> t
     return total
 
 
-@pytest.mark.parametrize("name", ["head", "embedding", "blocks.1.mlp.gate_up", "blocks.2.attention.kv_b", "blocks.1.mlp.router"])
+@pytest.mark.parametrize(
+    "name", ["head", "embedding", "blocks.1.mlp.gate_up", "blocks.2.attention.kv_b", "blocks.1.mlp.router"]
+)
 def test_gradient_equals_finite_differences(name: str) -> None:
     """Along the gradient of one parameter the central difference of -sum A logp (weights are 1 on-policy) is its norm."""
     made = model()
@@ -114,7 +118,9 @@ def _objective(made: DeepseekModel, groups: list[RolloutGroup]) -> float:
             for s in rollout.segments:
                 tokens = torch.from_numpy(s.tokens.astype(np.int64))
                 experts = torch.from_numpy(s.experts.astype(np.int64))
-                logprobs = made.logits(made(tokens[None], routing=ReplayRouting(experts, 0.0)).hidden[0]).log_softmax(-1)
+                logprobs = made.logits(made(tokens[None], routing=ReplayRouting(experts, 0.0)).hidden[0]).log_softmax(
+                    -1
+                )
                 picked = logprobs[:-1].gather(1, tokens[1:, None])[:, 0][torch.from_numpy(s.sampled[1:])]
                 total -= advantage * float(picked.sum()) / 3.0
     return total

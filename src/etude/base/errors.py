@@ -60,7 +60,9 @@ class PathEscape(EtudeError):
     """A file path points outside the workspace of a pod; the caller's fault, answered not raised to the user."""
 
 
-def deadline_exceeded(component: str, waiting_for: str, seconds: float, version: int, last_progress: str) -> DeadlineExceeded:
+def deadline_exceeded(
+    component: str, waiting_for: str, seconds: float, version: int, last_progress: str
+) -> DeadlineExceeded:
     """Error for a wait of ``seconds`` that ran out: names component, policy version and the last progress."""
     return DeadlineExceeded(
         f"{component} waited {seconds:.0f}s for {waiting_for} (policy version {version}); last progress: {last_progress}"

@@ -84,7 +84,8 @@ class RunDirectory:
             yield
         finally:
             self.append(
-                "spans.jsonl", {"component": component, "start": start, "seconds": time.monotonic() - clock, **extra}
+                "spans.jsonl",
+                {"component": component, "start": start, "seconds": time.monotonic() - clock, **extra},
             )
 
     def close(self) -> None:

@@ -47,7 +47,9 @@ class ChatCodec:
 
     def encode(self, text: str) -> list[int]:
         """Plain text to ids; text that spells a special token stays text (tool output is hostile)."""
-        return [i for piece in _split_specials(text) for i in self.tokenizer.encode(piece, add_special_tokens=False).ids]
+        return [
+            i for piece in _split_specials(text) for i in self.tokenizer.encode(piece, add_special_tokens=False).ids
+        ]
 
     def render(self, messages: Iterable[Message], *, open_assistant: bool = False) -> list[int]:
         """Ids of a conversation; with ``open_assistant`` it ends in ``<|assistant|>``, ready to sample."""
@@ -64,7 +66,11 @@ class ChatCodec:
         """What a model would have to sample for this assistant message, ``<|end|>`` included."""
         ids: list[int] = []
         if message.thinking:
-            ids += [self._ids[vocabulary.THINK], *self.encode(message.thinking), self._ids[vocabulary.END_THINK]]
+            ids += [
+                self._ids[vocabulary.THINK],
+                *self.encode(message.thinking),
+                self._ids[vocabulary.END_THINK],
+            ]
         ids += self.encode(message.content)
         for call in message.calls:
             values = [call.arguments.get(name, "") for name in self.tools.get(call.name, tuple(call.arguments))]

@@ -20,7 +20,17 @@ from etude.base.errors import UserError
 HELD_OUT_SHARE = 40
 """One file in this many is held out."""
 
-_SKIP_PARTS = {"test", "tests", "idlelib", "lib2to3", "__pycache__", "_vendor", "node_modules", "pydoc_data", "encodings"}
+_SKIP_PARTS = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+    "_vendor",
+    "node_modules",
+    "pydoc_data",
+    "encodings",
+}
 
 
 @dataclass(frozen=True)

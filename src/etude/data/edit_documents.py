@@ -17,10 +17,51 @@ from etude.data.mutate import mutate_line
 
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _DEF = re.compile(r"def (\w+)\((.*)\)")
-_FILES = ("lib.py", "stats.py", "text.py", "core.py", "util.py", "shop.py", "data.py", "tools.py", "main.py", "base.py")
+_FILES = (
+    "lib.py",
+    "stats.py",
+    "text.py",
+    "core.py",
+    "util.py",
+    "shop.py",
+    "data.py",
+    "tools.py",
+    "main.py",
+    "base.py",
+)
 _KEYWORDS = {
-    *("def", "return", "if", "else", "elif", "for", "in", "not", "is", "None", "True", "False", "and", "or", "while"),
-    *("import", "from", "class", "with", "as", "try", "except", "raise", "self", "lambda", "yield", "pass", "print"),
+    *(
+        "def",
+        "return",
+        "if",
+        "else",
+        "elif",
+        "for",
+        "in",
+        "not",
+        "is",
+        "None",
+        "True",
+        "False",
+        "and",
+        "or",
+        "while",
+    ),
+    *(
+        "import",
+        "from",
+        "class",
+        "with",
+        "as",
+        "try",
+        "except",
+        "raise",
+        "self",
+        "lambda",
+        "yield",
+        "pass",
+        "print",
+    ),
 }
 
 
@@ -70,7 +111,9 @@ def _repair(lines: list[str], name: str, rng: random.Random) -> list[Message] | 
         where = _function_of(lines, index)
         if broken is None or where is None:
             continue
-        request = rng.choice((f"fix {where} in {name}", f"{where} in {name} is wrong, fix it", f"fix the bug in {where}"))
+        request = rng.choice(
+            (f"fix {where} in {name}", f"{where} in {name} is wrong, fix it", f"fix the bug in {where}")
+        )
         shown = [*lines[:index], broken, *lines[index + 1 :]]
         return _view(shown, name, request, _edit(name, str(index + 1), lines[index]))
     return None
@@ -139,7 +182,10 @@ def _question(lines: list[str], name: str, rng: random.Random) -> list[Message] 
         (
             (f"which function of {name} uses {word}?", where),
             (f"which line of {name} has {word}?", str(index + 1)),
-            (f"what follows {word} on line {index + 1} of {name}?", lines[index].split(word, 1)[1].strip() or "nothing"),
+            (
+                f"what follows {word} on line {index + 1} of {name}?",
+                lines[index].split(word, 1)[1].strip() or "nothing",
+            ),
         )
     )
     return _view(lines, name, question, ToolCall(name="finish", arguments={"message": answer}))

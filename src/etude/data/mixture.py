@@ -106,5 +106,5 @@ def mixture(sources: Sequence[tuple[float, Source]], seed: int) -> Iterator[Docu
     rng = random.Random(seed)
     weights = [weight for weight, _ in sources]
     while True:
-        (_, source), = rng.choices(sources, weights)
+        ((_, source),) = rng.choices(sources, weights)
         yield source.draw(rng)

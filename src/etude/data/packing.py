@@ -84,7 +84,11 @@ class Packer:
 
     def _assemble(self, rows: list[list[Document]]) -> PackedBatch:
         shape = (len(rows), self.row_length)
-        tokens, documents, positions = np.zeros(shape, np.int64), np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
+        tokens, documents, positions = (
+            np.zeros(shape, np.int64),
+            np.full(shape, -1, np.int64),
+            np.zeros(shape, np.int64),
+        )
         weights = np.zeros(shape, np.float32)
         for r, row in enumerate(rows):
             at = 0

@@ -65,9 +65,7 @@ class LatentAttention(nn.Module):
                 return self._absorbed(q_nope, q_rope, latent, k_rope, mask)
         return self._expanded(q_nope, q_rope, latent, k_rope, mask)
 
-    def _expanded(
-        self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None
-    ) -> Tensor:
+    def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
         """Up-project the latents to full keys and values, then ordinary attention."""
         batch, heads, length, _ = q_nope.shape
         total = latent.shape[1]
@@ -78,9 +76,7 @@ class LatentAttention(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
         return F.linear(out.transpose(1, 2).reshape(batch, length, heads * self.value), self.o)
 
-    def _absorbed(
-        self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor
-    ) -> Tensor:
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor) -> Tensor:
         """One new position per row: fold the up-projection into query and output, so that keys stay latent."""
         batch, heads = q_nope.shape[:2]
         kv_b = self.kv_b.view(heads, self.nope + self.value, self.rank)

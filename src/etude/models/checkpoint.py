@@ -53,7 +53,12 @@ def import_state(model: DeepseekModel, state: Mapping[str, Tensor], *, allow_mis
 
 
 def save_checkpoint(
-    model: DeepseekModel, directory: Path, *, eos_token_id: int, pad_token_id: int, dtype: torch.dtype = torch.float32
+    model: DeepseekModel,
+    directory: Path,
+    *,
+    eos_token_id: int,
+    pad_token_id: int,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write config.json and model.safetensors (tokenizer files are data.tokenizer's). Raises DiskFullError."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -92,7 +97,9 @@ def load_checkpoint(directory: Path, **changes: object) -> DeepseekModel:
     if fresh_mtp:
         initialise(model, seed=0)
     import_state(
-        model, load_file(str(path)), allow_missing=f"model.layers.{stored.num_hidden_layers}." if fresh_mtp else ""
+        model,
+        load_file(str(path)),
+        allow_missing=f"model.layers.{stored.num_hidden_layers}." if fresh_mtp else "",
     )
     return model
 

@@ -79,8 +79,7 @@ class DeepseekModel(nn.Module):
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         dense = config.first_k_dense_replace
         self.blocks = nn.ModuleList(
-            Block(config, layer, None if layer < dense else layer - dense)
-            for layer in range(config.num_hidden_layers)
+            Block(config, layer, None if layer < dense else layer - dense) for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))

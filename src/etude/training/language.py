@@ -71,8 +71,7 @@ def train_stage(model: DeepseekModel, config: StageConfig, documents: Iterable[D
     optimizers = build_optimizers(config.optim, model)
     batches = Packer(config.row_length, config.rows_per_step).batches(documents)
     started = time.monotonic()
-    step = 0
-    for batch in itertools.islice(batches, config.steps):
+    for step, batch in enumerate(itertools.islice(batches, config.steps)):
         clock = time.monotonic()
         progress = max(step / config.steps, (clock - started) / config.max_seconds if config.max_seconds else 0.0)
         if progress >= 1.0:
@@ -94,7 +93,6 @@ def train_stage(model: DeepseekModel, config: StageConfig, documents: Iterable[D
             seconds=time.monotonic() - clock,
             max_load=float(load.max()),
         )
-        step += 1
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ def pretrain(
     train_files = [file for file in files if not file.held_out]
     snippets = _functions(train_files)
     if init is None:
-        tokenizer = train_tokenizer(_tokenizer_texts(train_files, snippets, tools, config.seed), config.model.vocab_size)
+        tokenizer = train_tokenizer(
+            _tokenizer_texts(train_files, snippets, tools, config.seed), config.model.vocab_size
+        )
         model = DeepseekModel(config.model)
         initialise(model, config.seed)
     else:

@@ -174,7 +174,11 @@ class RLTrainer:
 def _sampled_logprobs(model: DeepseekModel, batch: RLBatch, routing: ReplayRouting) -> tuple[Tensor, Tensor]:
     """Logprob ``[N]`` of each sampled token given what precedes it, and the entropy ``[N]`` there (detached)."""
     out = model(
-        batch.tokens, positions=batch.positions, mask=batch.mask, routing=routing, max_position=batch.tokens.shape[1]
+        batch.tokens,
+        positions=batch.positions,
+        mask=batch.mask,
+        routing=routing,
+        max_position=batch.tokens.shape[1],
     )
     predicted = batch.sampled[:, 1:]
     all_logprobs = model.logits(out.hidden[:, :-1][predicted]).log_softmax(dim=-1)

@@ -39,9 +39,7 @@ class SFTConfig(Config):
     threads: int = Field(1, ge=1)
 
 
-def sft(
-    config: SFTConfig, run: RunDirectory, out: Path, *, init: Path, segments: Sequence[Segment]
-) -> DeepseekModel:
+def sft(config: SFTConfig, run: RunDirectory, out: Path, *, init: Path, segments: Sequence[Segment]) -> DeepseekModel:
     """Train the checkpoint at ``init`` on demonstrations, log under stage ``sft`` and save at ``out``."""
     if len(segments) < 20:
         raise UserError(f"sft: only {len(segments)} demonstrations; give it at least 20")

@@ -1,0 +1,49 @@
+# The only set-up: `make quickstart` and `make test` make .venv when it is missing. Needs Python >= 3.11, git, a C compiler.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: quickstart test lint check bench base install clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/etude quickstart
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+install: $(VENV)/.installed
+
+# Trains again, from nothing, the base model that ships in src/etude/assets/base (about 70 minutes on one core).
+base: $(VENV)/.installed
+	$(BIN)/etude pretrain recipes/base.toml --run runs/base
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/run_all.py
+
+# torch comes first and alone: its CPU wheels live in an index of their own, PyPI's pull several gigabytes of CUDA.
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Etude needs Python >= 3.11; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) scripts/install_torch.py $(BIN)/pip constraints.txt
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,1 @@
+"""Evaluation: suites, statistics and the records of a result."""
