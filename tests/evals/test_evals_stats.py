@@ -175,12 +175,21 @@ def test_summary_of_a_hand_example() -> None:
     found = summarise(rows, stage="rl", step=12)
     assert found.pass_at_1 == pytest.approx((0.25 + 1.0) / 2)
     assert found.best_of_8 == 1.0  # task a has a pass among its 8; b has too few attempts
+    assert found.best_of[8].value == 1.0
+    assert found.best_of[2].value == pytest.approx((pass_at_k(8, 2, 2) + 1.0) / 2)
     assert (found.best_tasks, found.num_tasks, found.num_samples) == (1, 2, 10)
     assert (found.num_infrastructure, found.num_invalid) == (1, 1)
     assert found.turns == pytest.approx((36 + 2 * 2) / 10)
     assert found.by_category["debugging"].pass_at_1 == 0.25
     assert found.by_category["testing"].num_samples == 2
     assert EvalSummary.model_validate_json(found.model_dump_json()) == found
+
+
+def test_too_few_attempts_leave_best_of_8_unsaid() -> None:
+    found = summarise([row(task, i == 0) for task in "ab" for i in range(4)])
+    assert found.best_of_8 is None
+    assert sorted(found.best_of) == [2, 4]
+    assert found.best_of[4].value == 1.0
 
 
 def test_faults_are_never_zeros() -> None:

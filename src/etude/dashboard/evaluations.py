@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etude.dashboard.charts import Chart, Key, Row, finite, series
+from etude.dashboard.charts import Chart, Key, Row, Series, finite, series
 from etude.dashboard.sections import Section
 
 STAGE_LABELS = {"base": "Base model", "sft": "After SFT", "rl": "After RL"}
@@ -61,8 +61,8 @@ def evaluation_section(evals: Sequence[Row]) -> Section:
     begun = any(finite(row.get("step")) == 0 for row in rl)
     curve = sorted(rl if begun else start + rl, key=lambda row: finite(row.get("step")) or 0.0)
     lines = [
-        series(curve, Key("best_of_8", "best of 8", "best_low", "best_high"), points=True),
         series(curve, Key("pass_at_1", "pass@1", "low", "high"), points=True),
+        _best_of(curve),
     ]
     kept = tuple(line for line in lines if line is not None)
     note = "Held-out tasks; bands are 95% intervals clustered by task. Step 0 is the model after SFT."
@@ -78,6 +78,25 @@ def evaluation_section(evals: Sequence[Row]) -> Section:
         tuple(charts),
         "No evaluations yet: evals.jsonl is missing or empty.",
     )
+
+
+def _best_of(curve: Sequence[Row]) -> Series | None:
+    """best-of-k for the largest k that every evaluation of the curve could estimate."""
+    shared = set.intersection(*(_estimated(row) for row in curve)) if curve else set()
+    if not shared or 8 in shared:
+        return series(curve, Key("best_of_8", "best of 8", "best_low", "best_high"), points=True)
+    k = max(shared)
+    rows = [{"step": row.get("step"), **row["best_of"][str(k)]} for row in curve]
+    return series(rows, Key("value", f"best of {k}", "low", "high"), points=True)
+
+
+def _estimated(row: Row) -> set[int]:
+    """The k whose best-of-k the row holds."""
+    held = row.get("best_of")
+    found = (
+        {int(k) for k, v in held.items() if k.isdigit() and isinstance(v, dict)} if isinstance(held, dict) else set()
+    )
+    return found | ({8} if finite(row.get("best_of_8")) is not None else set())
 
 
 def _categories(evals: Sequence[Row]) -> Chart | None:

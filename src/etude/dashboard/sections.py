@@ -31,8 +31,9 @@ OUTCOME_CHARTS = (
         unit="percent",
     ),
     ChartSpec("Effort penalty", (Key("effort_penalty", "penalty"),), note="Concave length penalty, mean per rollout."),
+    ChartSpec("Gradient norm", (Key("grad_norm", "norm"),), note="Before clipping."),
     ChartSpec("Groups per step", (Key("groups", "groups"),), unit="count"),
-    ChartSpec("Faults", (Key("faults", "faults"),), note="Service faults seen so far or per step.", unit="count"),
+    ChartSpec("Faults", (Key("faults", "faults"),), note="Faults of a service, per step.", unit="count"),
 )
 
 EFFORT_CHARTS = (
@@ -81,11 +82,10 @@ POLICY_CHARTS = (
         "Effective sample size",
         (Key("ess", "ESS"),),
         unit="percent",
-        note="(sum w)^2 / (N sum w^2) of the importance weights: 100% is on-policy.",
+        note="(Σw)² / (N Σw²) of the importance weights: 100% is on-policy.",
     ),
     ChartSpec("KL to the reference", (Key("kl", "KL"),), unit="nats", note="Mean per sampled token."),
     ChartSpec("Entropy", (Key("entropy", "entropy"),), unit="nats", note="Of the policy at sampled positions."),
-    ChartSpec("Gradient norm", (Key("grad_norm", "norm"),), note="Before clipping."),
     ChartSpec(
         "Router replay",
         (Key("replay_kept", "kept"),),
@@ -121,37 +121,35 @@ class Section:
 def loss_section(metrics: Sequence[Row]) -> Section:
     """Training and held-out losses of every stage that has one, in the order of their first row."""
     stages = [stage for stage in dict.fromkeys(str(row.get("stage", "")) for row in metrics) if stage != "rl"]
-    charts = []
-    for stage in stages:
-        charts += _stage_charts([row for row in metrics if row.get("stage") == stage], STAGE_TITLES.get(stage, stage))
+    by_title = {STAGE_TITLES.get(s, s): [row for row in metrics if str(row.get("stage", "")) == s] for s in stages}
+    charts = [_stage_chart(rows, title) for title, rows in by_title.items()]
+    charts.append(_agreement_chart(by_title))
     return Section(
         "losses",
         "Losses by stage",
         "Cross-entropy in nats per token. Held-out losses are over files and demonstrations never trained on.",
-        tuple(charts),
+        tuple(chart for chart in charts if chart is not None),
         "No losses yet: metrics.jsonl has no row of a pretraining or fine-tuning stage.",
     )
 
 
-def _stage_charts(rows: Sequence[Row], title: str) -> list[Chart]:
+def _stage_chart(rows: Sequence[Row], title: str) -> Chart | None:
     parts = sorted({name for row in rows for name in row if name.startswith("heldout_") and name.endswith("_loss")})
     parts = [name for name in parts if name != "heldout_loss"] or ["heldout_loss"]
     lines = [series(rows, Key("train_loss", "train"), smooth=True)]
     for name in parts:
         label = name.removeprefix("heldout_").removesuffix("loss").strip("_").replace("_", " ")
         lines.append(series(rows, Key(name, f"held out: {label}" if label else "held out"), points=True))
+    lines.append(series(rows, Key("mtp_loss", "MTP"), smooth=True))
     kept = tuple(line for line in lines if line is not None)
-    charts = [Chart(title, note=_stage_note(rows), unit="nats", zero=False, series=kept)] if kept else []
-    mtp = (
-        ChartSpec(f"{title}: MTP loss", (Key("mtp_loss", "MTP"),), unit="nats", zero=False),
-        ChartSpec(
-            f"{title}: MTP agreement",
-            (Key("mtp_agreement", "agreement"),),
-            unit="percent",
-            note="How often the MTP depth's first choice is the main head's.",
-        ),
-    )
-    return charts + line_charts(rows, mtp)
+    return Chart(title, note=_stage_note(rows), unit="nats", zero=False, series=kept) if kept else None
+
+
+def _agreement_chart(rows_by_title: dict[str, list[Row]]) -> Chart | None:
+    lines = [series(rows, Key("mtp_agreement", title), smooth=True) for title, rows in rows_by_title.items()]
+    kept = tuple(line for line in lines if line is not None)
+    note = "How often the first choice of the MTP depth is that of the main head."
+    return Chart("Multi-token prediction", note=note, unit="percent", series=kept) if kept else None
 
 
 def _stage_note(rows: Sequence[Row]) -> str:
@@ -177,7 +175,11 @@ def rl_sections(metrics: Sequence[Row], effort: Sequence[Row]) -> list[Section]:
     waits = "No RL steps yet: metrics.jsonl has no row of stage rl with these metrics."
     return [
         Section(
-            "reward", "Reward", "What the trained rollouts earned.", tuple(line_charts(rows, OUTCOME_CHARTS)), waits
+            "reward",
+            "Reward and updates",
+            "What the trained rollouts earned, and the steps taken on it.",
+            tuple(line_charts(rows, OUTCOME_CHARTS)),
+            waits,
         ),
         Section(
             "effort",

@@ -51,7 +51,7 @@ def activity_chart(spans: Sequence[Row]) -> Chart | None:
         "seconds": width * NUM_BUCKETS,
         "lanes": [{"name": name, "busy": [round(value, 4) for value in lanes[name]]} for name in ordered],
     }
-    note = "Darker: more of the slice was spent there. Lanes that are dark at once ran at once."
+    note = "The stronger the colour, the more of that slice was spent there. Lanes coloured at once ran at once."
     return Chart("Activity over the run", note=note, unit="seconds", kind="lanes", data=data)
 
 

@@ -116,6 +116,9 @@ class EvalSummary(Record):
     best_high: float | None = None
     best_tasks: int = 0
     """Tasks behind ``best_of_8``."""
+    best_of: dict[int, Estimate] = Field(default_factory=dict)
+    """k -> unbiased best-of-k over the tasks with at least k scored attempts, for k of 2, 4 and 8 where there are any;
+    an evaluation with fewer attempts than 8 still has its smaller k."""
     turns: float
     """Mean over scored attempts."""
     tokens: float

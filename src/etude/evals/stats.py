@@ -18,6 +18,9 @@ from etude.evals.student import t_two_sided, z_two_sided
 
 Floats = NDArray[np.float64]
 
+SMALLER_BESTS = (2, 4)
+"""Other k of best-of-k in a summary, for evaluations that cannot afford 8 attempts."""
+
 _EXACT_UP_TO = 16
 """Up to this many differing tasks the permutation test enumerates all sign flips (65,536 of them)."""
 
@@ -148,7 +151,8 @@ def summarise(rows: Sequence[EvalRow], *, stage: str = "", step: int = 0) -> Eva
         raise ValueError(f"evaluation {stage} of step {step}: none of {len(rows)} attempts was scored")
     results = _results(scored)
     first = clustered_interval([sum(r) / len(r) for r in results.values()], len(scored))
-    best = _best(results)
+    best_of = {k: found for k in (*SMALLER_BESTS, BEST_OF) if (found := _best(results, k)) is not None}
+    best = best_of.get(BEST_OF)
     categories = sorted({str(row.category) for row in scored})
     return EvalSummary(
         stage=stage,
@@ -160,6 +164,7 @@ def summarise(rows: Sequence[EvalRow], *, stage: str = "", step: int = 0) -> Eva
         best_low=best.low if best else None,
         best_high=best.high if best else None,
         best_tasks=sum(len(r) >= BEST_OF for r in results.values()),
+        best_of=best_of,
         turns=float(np.mean([row.turns for row in scored])),
         tokens=float(np.mean([row.tokens for row in scored])),
         seconds=float(np.mean([row.seconds for row in scored])),
@@ -180,8 +185,8 @@ def _results(rows: Iterable[EvalRow]) -> dict[str, list[bool]]:
     return results
 
 
-def _best(results: Mapping[str, Sequence[bool]]) -> Estimate | None:
-    values = [pass_at_k(len(r), sum(r), BEST_OF) for r in results.values() if len(r) >= BEST_OF]
+def _best(results: Mapping[str, Sequence[bool]], k: int) -> Estimate | None:
+    values = [pass_at_k(len(r), sum(r), k) for r in results.values() if len(r) >= k]
     return clustered_interval(values, sum(len(r) for r in results.values())) if values else None
 
 
