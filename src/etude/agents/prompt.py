@@ -1,0 +1,23 @@
+"""What the harness says to the model. Short on purpose: every word is paid for in each rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from etude.base.records import Message, Task
+
+SYSTEM_PROMPT = "tools: list, read path, search text, edit path at text, run, finish message"
+SUMMARY_REQUEST = "summarize: goal, done, next"
+
+
+def opening(task: Task) -> list[Message]:
+    """The first messages of a rollout."""
+    return [Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=task.instruction)]
+
+
+def reopening(task: Task, summary: str, *, summaries: int, edited: Sequence[str]) -> list[Message]:
+    """The first messages after self-summary number ``summaries``: prompt, task, summary and carried state."""
+    state = f"summary {summaries}: {summary}"
+    if edited:
+        state += f"\nedited: {' '.join(edited)}"
+    return [*opening(task), Message(role="user", content=state)]

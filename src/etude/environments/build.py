@@ -1,0 +1,34 @@
+"""Compiles the pod launcher once per source version, into the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from etude.base.errors import UserError
+
+SOURCE = Path(__file__).parent / "launcher.c"
+
+
+def launcher() -> Path:
+    """Path of the compiled launcher. Raises UserError when there is no C compiler or it fails."""
+    source = SOURCE.read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etude"
+    target = cache / f"launcher-{hashlib.sha256(source).hexdigest()[:16]}"
+    if target.exists():
+        return target
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise UserError("pods: no C compiler found; install one, e.g. `apt-get install gcc libc6-dev`")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        built = Path(scratch) / "launcher"
+        done = subprocess.run([compiler, "-O2", "-o", built, SOURCE], capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise UserError(f"pods: {compiler} cannot build the launcher: {done.stderr.strip()[:300]}")
+        os.replace(built, target)
+    return target

@@ -1,0 +1,107 @@
+"""Python client of the environments service; implements ``PodFactory`` and ``Pod``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import orjson
+
+from etude.base.errors import EnvironmentFault, PathEscape
+from etude.base.records import ExecResult, PodLimits
+
+
+class EnvironmentsClient:
+    """One pooled connection to a service. ``timeout`` bounds every call (exec: on top of the command's own)."""
+
+    def __init__(self, base_url: str, key: str, *, timeout: float = 60.0) -> None:
+        self.base_url, self.timeout = base_url, timeout
+        limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
+        self._http = httpx.AsyncClient(
+            base_url=base_url, headers={"authorization": f"Bearer {key}"}, limits=limits, timeout=timeout
+        )
+
+    async def create(self, files: Mapping[str, str], limits: PodLimits | None = None) -> RemotePod:
+        """A new pod. Raises EnvironmentFault, PathEscape."""
+        body = {"files": dict(files), "limits": limits.model_dump() if limits else None}
+        return RemotePod(self, (await self.call("POST", "/pods", body))["id"])
+
+    async def restore(self, snapshot: str) -> RemotePod:
+        """A new pod with the files of a snapshot."""
+        return RemotePod(self, (await self.call("POST", f"/snapshots/{snapshot}/pods", {}))["id"])
+
+    async def health(self) -> dict[str, Any]:
+        return await self.call("GET", "/health")
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, extra_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """One request; every failure of the service becomes EnvironmentFault."""
+        try:
+            response = await self._http.request(
+                method,
+                path,
+                content=orjson.dumps(body) if body is not None else None,
+                timeout=self.timeout + extra_seconds,
+            )
+        except httpx.TimeoutException:
+            raise EnvironmentFault(
+                f"environments at {self.base_url} gave no answer to {method} {path} in {self.timeout + extra_seconds:.0f}s"
+            ) from None
+        except httpx.HTTPError as error:
+            raise EnvironmentFault(f"environments at {self.base_url}: {type(error).__name__}: {error}") from None
+        if response.status_code == 200:
+            answer: dict[str, Any] = orjson.loads(response.content)
+            return answer
+        try:
+            problem = orjson.loads(response.content)["error"]
+        except (ValueError, KeyError):
+            problem = {"kind": "fault", "message": response.text[:200]}
+        if problem["kind"] == "path":
+            raise PathEscape(problem["message"])
+        raise EnvironmentFault(f"environments: {problem['message']}")
+
+
+class RemotePod:
+    """A pod of the service."""
+
+    def __init__(self, client: EnvironmentsClient, name: str) -> None:
+        self.client, self.name = client, name
+        self._destroyed = False
+
+    async def exec(self, command: str, *, timeout: float = 20.0) -> ExecResult:
+        body = {"command": command, "timeout": timeout}
+        answer = await self.client.call("POST", f"/pods/{self.name}/exec", body, extra_seconds=timeout)
+        return ExecResult.model_validate(answer)
+
+    async def read(self, path: str) -> str | None:
+        content: str | None = (await self.client.call("POST", f"/pods/{self.name}/read", {"path": path}))["content"]
+        return content
+
+    async def write(self, files: Mapping[str, str]) -> None:
+        await self.client.call("POST", f"/pods/{self.name}/write", {"files": dict(files)})
+
+    async def list(self) -> list[str]:
+        paths: list[str] = (await self.client.call("GET", f"/pods/{self.name}/files"))["paths"]
+        return paths
+
+    async def fork(self) -> RemotePod:
+        return RemotePod(self.client, (await self.client.call("POST", f"/pods/{self.name}/fork", {}))["id"])
+
+    async def snapshot(self) -> str:
+        """Id of a snapshot of the workspace, kept by the service."""
+        name: str = (await self.client.call("POST", f"/pods/{self.name}/snapshot", {}))["id"]
+        return name
+
+    async def destroy(self) -> None:
+        if self._destroyed:
+            return
+        self._destroyed = True
+        try:
+            await self.client.call("DELETE", f"/pods/{self.name}")
+        except EnvironmentFault:
+            return  # the service ends its lease, or is gone together with the pod

@@ -1,0 +1,1 @@
+"""Outcome verifiers and reward terms. A pod is only a Protocol here."""
