@@ -1,58 +1,33 @@
-"""One rollout: a pod, a conversation, and the rules for when it ends.
+"""One rollout: a pod, a conversation, the rules for when it ends, and what its end means.
 
-Token in, token out: the context is a growing list of ids; what the sampler returns is appended unchanged, tool results are
-rendered once and appended. When the next completion might not fit the context budget, the model is asked *in the live context*
-for a summary (its prefix cache is reused), and the chain goes on in a new segment from prompt, task and summary.
+Map: ``RolloutRunner.run`` makes the pod, lets ``_converse`` take turns on a :class:`~etude.agents.chain.Chain`, has the final
+workspace verified and scored, and gives the pod back, whatever happened. Faults of services are caught here and nowhere
+else: they are the outcome of the rollout, never a reward of zero.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from pydantic import Field, model_validator
-
-from etude.agents.prompt import SUMMARY_REQUEST, opening, reopening
-from etude.agents.recorder import SegmentRecorder
+from etude.agents.chain import Chain, Sampled
+from etude.agents.config import HarnessConfig
+from etude.agents.prompt import opening
+from etude.agents.summary import summarise
 from etude.agents.tools import Workbench, call_tool
-from etude.base.config import Config
-from etude.base.errors import EnvironmentFault, InferenceFault, VerifierFault
+from etude.base.errors import EnvironmentFault, InferenceFault, ServiceError, VerifierFault
 from etude.base.protocols import Pod, PodFactory, Sampler
-from etude.base.records import (
-    Effort,
-    Message,
-    Outcome,
-    PodLimits,
-    RewardBreakdown,
-    Rollout,
-    SamplingParams,
-    Segment,
-    Task,
-    Turn,
-)
+from etude.base.records import Message, Outcome, PodLimits, RewardBreakdown, Rollout, Task, ToolCall, Turn
 from etude.data.chat import ChatCodec
+from etude.data.tokenizer import CALL, token_id
 
+__all__ = ["HarnessConfig", "RolloutRunner", "Score", "VerdictLike", "Verify"]
 
-class HarnessConfig(Config):
-    """Limits of the harness; those of the task apply as well."""
-
-    context_budget: int = Field(320, ge=64)
-    """Tokens a context may hold before the model is asked for a summary."""
-    max_completion: int = Field(64, ge=1)
-    """Sampled tokens of one assistant message."""
-    max_summary: int = Field(48, ge=1)
-    """Sampled tokens of one summary."""
-    max_summaries: int = Field(2, ge=0)
-    temperature: float = Field(1.0, ge=0.0)
-
-    @model_validator(mode="after")
-    def _fits(self) -> HarnessConfig:
-        if self.max_completion + self.max_summary >= self.context_budget:
-            raise ValueError("context_budget must hold a completion and a summary (max_completion + max_summary)")
-        return self
+T = TypeVar("T")
 
 
 class VerdictLike(Protocol):
@@ -69,35 +44,24 @@ Verify = Callable[[Task, Pod, str, bool], Awaitable[VerdictLike]]
 Score = Callable[[Rollout], RewardBreakdown]
 """Reward terms of a finished rollout whose ``passed`` is set."""
 
+_FAULTS: tuple[tuple[type[ServiceError], Outcome], ...] = (
+    (InferenceFault, Outcome.INFERENCE_FAULT),
+    (VerifierFault, Outcome.VERIFIER_FAULT),
+    (EnvironmentFault, Outcome.ENVIRONMENT_FAULT),
+)
+
 
 @dataclass
-class _State:
-    """Everything that changes while a rollout runs."""
+class _Attempt:
+    """What one rollout has come to so far."""
 
-    recorder: SegmentRecorder
-    segments: list[Segment] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    thinking_tokens: int = 0
-    call_tokens: int = 0
-    output_tokens: int = 0
-    message_tokens: int = 0
-    calls: int = 0
-    num_turns: int = 0
-    summaries: int = 0
-    sampled: int = 0
-    final_message: str = ""
-    seconds: dict[str, float] = field(default_factory=lambda: {"inference": 0.0, "tools": 0.0, "verify": 0.0})
-
-    @property
-    def effort(self) -> Effort:
-        return Effort(
-            thinking_tokens=self.thinking_tokens,
-            call_tokens=self.call_tokens,
-            output_tokens=self.output_tokens,
-            message_tokens=self.message_tokens,
-            calls=self.calls,
-            turns=self.num_turns,
-        )
+    chain: Chain
+    bench: Workbench | None = None
+    outcome: Outcome = Outcome.CANCELLED
+    detail: str = ""
+    passed: bool | None = None
+    verifier_output: str = ""
+    started: float = field(default_factory=time.monotonic)
 
 
 class RolloutRunner:
@@ -116,128 +80,176 @@ class RolloutRunner:
     ) -> None:
         self.sampler, self.pods, self.codec, self.config = sampler, pods, codec, config
         self.verify, self.score, self.pod_limits = verify, score, pod_limits
+        self._running: dict[str, asyncio.Task[object]] = {}
+        self._cancelled: set[str] = set()
 
     async def run(self, task: Task, *, rollout_id: str, seed: int) -> Rollout:
-        """One attempt at ``task``. Never raises for a fault of a service: that is the outcome of the rollout."""
-        started = time.monotonic()
-        state = _State(SegmentRecorder())
-        bench: Workbench | None = None
-        passed: bool | None = None
-        output = detail = ""
+        """One attempt at ``task``. Never raises for a fault of a service: that is the outcome of the rollout.
+
+        Cancelled through :meth:`cancel` it returns what there is, as ``CANCELLED``. When the asyncio task that awaits it
+        is cancelled, it gives the pod back and lets the cancellation through, so that executors stop.
+        """
+        attempt = _Attempt(Chain(self.sampler, self.codec, self.config, rollout_id=rollout_id, seed=seed))
+        current = asyncio.current_task()
+        assert current is not None  # we are in a coroutine
+        self._running[rollout_id] = current
         try:
-            bench = Workbench(task, await self.pods.create(task.files, self.pod_limits))
-            async with asyncio.timeout(task.limits.wall_seconds):
-                outcome, detail = await self._converse(task, bench, state, rollout_id, seed)
-            clock = time.monotonic()
-            verdict = await self.verify(task, bench.pod, state.final_message, bool(bench.edited))
-            state.seconds["verify"] = time.monotonic() - clock
-            passed, output = verdict.passed and outcome is Outcome.COMPLETED, verdict.output
-        except TimeoutError:
-            outcome, detail, passed = Outcome.MODEL_FAULT, f"exceeded {task.limits.wall_seconds:.0f}s", False
-        except InferenceFault as error:
-            outcome, detail = Outcome.INFERENCE_FAULT, str(error)
-        except EnvironmentFault as error:
-            outcome, detail = Outcome.ENVIRONMENT_FAULT, str(error)
-        except VerifierFault as error:
-            outcome, detail = Outcome.VERIFIER_FAULT, str(error)
+            await self._attempt(task, attempt)
+        except (InferenceFault, EnvironmentFault, VerifierFault) as fault:
+            attempt.outcome = next(outcome for kind, outcome in _FAULTS if isinstance(fault, kind))
+            attempt.detail = str(fault)
+        except asyncio.CancelledError:
+            if rollout_id not in self._cancelled:
+                raise
+            current.uncancel()
+            attempt.outcome = Outcome.CANCELLED
         finally:
-            if bench is not None:
-                await asyncio.shield(bench.pod.destroy())
-            await self.sampler.close_session(_session(rollout_id, state))
-        if state.recorder.tokens:
-            state.segments.append(state.recorder.segment("stop" if outcome is Outcome.COMPLETED else "budget"))
-        state.seconds["total"] = time.monotonic() - started
+            del self._running[rollout_id]
+            self._cancelled.discard(rollout_id)
+            await self._give_back(attempt)
+        return self._record(task, attempt)
+
+    def cancel(self, rollout_id: str) -> bool:
+        """Stop a running rollout; its :meth:`run` returns with outcome CANCELLED. False when it is not running."""
+        running = self._running.get(rollout_id)
+        if running is None:
+            return False
+        self._cancelled.add(rollout_id)
+        return running.cancel()
+
+    async def _attempt(self, task: Task, attempt: _Attempt) -> None:
+        """Pod, conversation, verification. Raises the fault of the service that failed."""
+        seconds, chain = task.limits.wall_seconds, attempt.chain
+        creating = self.pods.create(task.files, self.pod_limits)
+        pod = await _within(seconds, creating, EnvironmentFault(f"no pod within {seconds:.0f}s"))
+        bench = attempt.bench = Workbench(task, pod)
+        try:
+            async with asyncio.timeout(seconds):
+                attempt.outcome, attempt.detail = await self._converse(task, bench, chain)
+        except TimeoutError:
+            attempt.outcome, attempt.detail = _overdue(chain, seconds)
+        if attempt.outcome is not Outcome.COMPLETED:
+            attempt.passed = False if attempt.outcome is Outcome.MODEL_FAULT else None
+            return
+        with chain.timed("verify"):
+            verifying = self._verdict(task, bench, chain.final_message)
+            verdict = await _within(seconds, verifying, VerifierFault(f"no verdict within {seconds:.0f}s"))
+        attempt.passed, attempt.verifier_output = verdict.passed, verdict.output
+
+    async def _verdict(self, task: Task, bench: Workbench, final_message: str) -> VerdictLike:
+        return await self.verify(task, bench.pod, final_message, await bench.changed())
+
+    async def _converse(self, task: Task, bench: Workbench, chain: Chain) -> tuple[Outcome, str]:
+        """Turns until the agent finishes or a limit is hit."""
+        config, limits = self.config, task.limits
+        chain.show(opening(task))
+        if not chain.fits_completion:
+            size = len(chain.recorder.tokens)
+            raise EnvironmentFault(f"task {task.id}: its prompt of {size} tokens needs a larger context_budget")
+        while True:
+            left = limits.max_sampled_tokens - chain.num_sampled
+            if chain.costs["turns"] >= limits.max_turns:
+                return Outcome.MODEL_FAULT, f"used {limits.max_turns} turns"
+            if left <= 0:
+                return Outcome.MODEL_FAULT, f"sampled {chain.num_sampled} tokens"
+            if not chain.fits_completion:
+                if chain.num_summaries >= config.max_summaries or not chain.recorder.num_sampled:
+                    return Outcome.MODEL_FAULT, f"context full after {chain.num_summaries} summaries"
+                await summarise(chain, task, limit=min(left, config.max_summary), edited=sorted(bench.edited))
+                continue
+            sampled = await chain.sample(min(left, config.max_completion))
+            if sampled.cut and not sampled.message.calls:
+                _count(chain, sampled, None)
+                chain.turns.append(Turn(message=sampled.message, segment=len(chain.segments)))
+                return Outcome.MODEL_FAULT, f"message cut at {len(sampled.tokens)} tokens"
+            if await self._act(bench, chain, sampled):
+                return Outcome.COMPLETED, ""
+
+    async def _act(self, bench: Workbench, chain: Chain, sampled: Sampled) -> bool:
+        """Execute one message: its calls in order up to ``finish``. Returns whether it ended the rollout."""
+        calls = list(sampled.message.calls)
+        if sampled.cut:  # an incomplete call must not be executed, and must not pass in silence
+            error = f"cut at {len(sampled.tokens)} tokens, write less"
+            calls[-1] = calls[-1].model_copy(update={"error": error})
+        finish = next((i for i, call in enumerate(calls) if call.name == "finish" and call.error is None), len(calls))
+        final = not calls or finish < len(calls)
+        _count(chain, sampled, finish if final else None)
+        results: list[Message] = []
+        try:
+            with chain.timed("tools"):
+                for call in calls[:finish]:
+                    results.append(Message(role="tool", content=await call_tool(bench, call)))
+        finally:
+            shown = results if final else chain.show_results(results)
+            message = sampled.message.model_copy(update={"calls": tuple(calls)})
+            chain.turns.append(Turn(message=message, results=tuple(shown), segment=len(chain.segments)))
+        if final:
+            chain.final_message = _final_text(sampled.message, calls[finish:])
+        return final
+
+    async def _give_back(self, attempt: _Attempt) -> None:
+        """Pod and session back to their services, also under cancellation; their failure changes nothing any more."""
+        try:
+            if attempt.bench is not None:
+                with contextlib.suppress(EnvironmentFault):
+                    await asyncio.shield(attempt.bench.pod.destroy())
+        finally:
+            with contextlib.suppress(InferenceFault):
+                await asyncio.shield(self.sampler.close_session(attempt.chain.session))
+
+    def _record(self, task: Task, attempt: _Attempt) -> Rollout:
+        chain, outcome = attempt.chain, attempt.outcome
+        chain.close("stop" if outcome is Outcome.COMPLETED else "budget")
         rollout = Rollout(
-            id=rollout_id,
+            id=chain.rollout_id,
             task_id=task.id,
             category=task.category,
-            segments=tuple(state.segments),
-            turns=tuple(state.turns),
-            effort=state.effort,
+            segments=tuple(chain.segments),
+            turns=tuple(chain.turns),
+            effort=chain.effort,
             outcome=outcome,
-            detail=detail,
-            passed=passed,
-            verifier_output=output[-400:],
-            events=tuple(bench.events) if bench else (),
-            seconds=state.seconds,
+            detail=attempt.detail,
+            passed=attempt.passed,
+            verifier_output=attempt.verifier_output[-400:],
+            events=tuple(attempt.bench.events) if attempt.bench else (),
+            seconds={**chain.seconds, "total": time.monotonic() - attempt.started},
         )
         return rollout.model_copy(update={"reward": self.score(rollout)}) if outcome.trainable else rollout
 
-    async def _converse(
-        self, task: Task, bench: Workbench, state: _State, rollout_id: str, seed: int
-    ) -> tuple[Outcome, str]:
-        """Turns until the agent finishes or a limit is hit."""
-        config, limits = self.config, task.limits
-        state.recorder.show(self.codec.render(opening(task)))
-        while True:
-            if state.num_turns >= limits.max_turns:
-                return Outcome.MODEL_FAULT, f"used {limits.max_turns} turns"
-            if state.sampled >= limits.max_sampled_tokens:
-                return Outcome.MODEL_FAULT, f"sampled {state.sampled} tokens"
-            if len(state.recorder.tokens) + 1 + config.max_completion > config.context_budget:
-                if state.summaries >= config.max_summaries or len(state.recorder.tokens) > 2 * config.context_budget:
-                    return Outcome.MODEL_FAULT, f"context full after {state.summaries} summaries"
-                await self._summarise(task, bench, state, rollout_id, seed)
-                continue
-            message, sampled = await self._sample(state, rollout_id, seed, config.max_completion)
-            counts = self.codec.counts(sampled)
-            state.thinking_tokens += counts.thinking
-            state.num_turns += 1
-            finish = next((call for call in message.calls if call.name == "finish" and call.error is None), None)
-            others = [call for call in message.calls if call is not finish]
-            state.calls += len(message.calls)
-            if finish is not None or not message.calls:
-                state.final_message = finish.arguments.get("message", "") if finish else message.content
-                state.message_tokens += counts.call + counts.message
-            else:
-                state.call_tokens += counts.call + counts.message
-            clock = time.monotonic()
-            results = [Message(role="tool", content=await call_tool(bench, call)) for call in others]
-            state.seconds["tools"] += time.monotonic() - clock
-            state.turns.append(Turn(message=message, results=tuple(results), segment=len(state.segments)))
-            if finish is not None or not message.calls:
-                return Outcome.COMPLETED, ""
-            shown = self.codec.render(results)
-            state.output_tokens += len(shown)
-            state.recorder.show(shown)
 
-    async def _summarise(self, task: Task, bench: Workbench, state: _State, rollout_id: str, seed: int) -> None:
-        """Ask for a summary in the live context, close the segment and open the next one."""
-        state.recorder.show(self.codec.render([Message(role="user", content=SUMMARY_REQUEST)]))
-        message, _ = await self._sample(state, rollout_id, seed, self.config.max_summary)
-        state.turns.append(Turn(message=message, segment=len(state.segments), is_summary=True))
-        await self.sampler.close_session(_session(rollout_id, state))
-        state.segments.append(state.recorder.segment("summary"))
-        state.summaries += 1
-        summary = message.content or " ".join(v for call in message.calls for v in call.arguments.values())
-        state.recorder = SegmentRecorder()
-        messages = reopening(task, summary, summaries=state.summaries, edited=sorted(bench.edited))
-        state.recorder.show(self.codec.render(messages))
-
-    async def _sample(self, state: _State, rollout_id: str, seed: int, limit: int) -> tuple[Message, list[int]]:
-        """One completion appended to the context as sampled; returns it parsed, with its ids."""
-        state.recorder.show([self.codec.assistant_id])
-        params = SamplingParams(
-            max_new_tokens=limit,
-            temperature=self.config.temperature,
-            stop_token_ids=self.codec.stop_token_ids,
-            seed=seed * 1_000_003 + state.sampled,
-        )
-        clock = time.monotonic()
-        completion = await self.sampler.generate(
-            state.recorder.tokens,
-            params,
-            session=_session(rollout_id, state),
-            experts_start=state.recorder.num_experts_known,
-        )
-        state.seconds["inference"] += time.monotonic() - clock
-        state.recorder.sample(completion)
-        if not completion.tokens or completion.tokens[-1] not in self.codec.stop_token_ids:
-            state.recorder.show([self.codec.end_id])  # cut at the limit: close the message, untrained
-        state.sampled += len(completion.tokens)
-        return self.codec.parse(completion.tokens), list(completion.tokens)
+async def _within(seconds: float, awaitable: Awaitable[T], fault: ServiceError) -> T:
+    """Await with a deadline whose passing is ``fault``."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await awaitable
+    except TimeoutError:
+        raise fault from None
 
 
-def _session(rollout_id: str, state: _State) -> str:
-    return f"{rollout_id}/{len(state.segments)}"
+def _overdue(chain: Chain, seconds: float) -> tuple[Outcome, str]:
+    """Whose doing it is that the wall limit passed: what the model sampled is bounded, so a slow engine is not its fault."""
+    inference, tools = chain.seconds["inference"], chain.seconds["tools"]
+    detail = f"exceeded {seconds:.0f}s: {inference:.1f}s in inference, {tools:.1f}s in tools"
+    return (Outcome.INFERENCE_FAULT if inference > tools else Outcome.MODEL_FAULT), detail
 
+
+def _count(chain: Chain, sampled: Sampled, finish: int | None) -> None:
+    """Add one assistant message to the efforts. ``finish``: index of the call that ends the rollout, None if none does.
+
+    Every sampled token counts once: reasoning; the final message (from ``finish`` on, or all words when there is no other
+    call); the rest, words beside a call included, is calling.
+    """
+    thinking = chain.codec.counts(sampled.tokens).thinking
+    rest = sampled.tokens[thinking:]
+    call_id = token_id(chain.codec.tokenizer, CALL)
+    starts = [i for i, token in enumerate(rest) if token == call_id]
+    calling = 0 if not starts or finish == 0 else len(rest) if finish is None else starts[finish]
+    chain.costs["thinking_tokens"] += thinking
+    chain.costs["call_tokens"] += calling
+    chain.costs["message_tokens"] += len(rest) - calling
+    chain.costs["calls"] += len(sampled.message.calls)
+    chain.costs["turns"] += 1
+
+
+def _final_text(message: Message, calls: list[ToolCall]) -> str:
+    return calls[0].arguments.get("message", "") if calls else message.content

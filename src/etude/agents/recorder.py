@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.base.errors import InferenceFault
 from etude.base.records import Completion, Segment
 
 
@@ -16,11 +17,13 @@ class SegmentRecorder:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.num_sampled = 0
+        self.num_experts_known = 0
+        """First position whose routing is not known yet; the next request asks for it from here on."""
         self._sampled: list[bool] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
-        self._experts: list[NDArray[Any]] = []
-        self.num_experts_known = 0
+        self._experts: list[tuple[int, NDArray[Any]]] = []
 
     def show(self, tokens: Sequence[int]) -> None:
         """Append tokens that the model reads."""
@@ -31,16 +34,27 @@ class SegmentRecorder:
         self._versions += [-1] * count
 
     def sample(self, completion: Completion) -> None:
-        """Append tokens that the model sampled, unchanged."""
+        """Append tokens that the model sampled, unchanged. Raises InferenceFault when the arrays do not fit together."""
         count = len(completion.tokens)
+        if not count == len(completion.logprobs) == len(completion.versions):
+            raise InferenceFault(f"completion of {count} tokens with logprobs or versions for another number")
         self.tokens += completion.tokens
+        self.num_sampled += count
         self._sampled += [True] * count
         self._logprobs += completion.logprobs
         self._versions += completion.versions
-        if completion.experts is not None and len(completion.experts):
-            new = completion.experts[self.num_experts_known - completion.experts_start :]
-            self._experts.append(np.asarray(new))
-            self.num_experts_known += len(new)
+        if completion.experts is not None:
+            self._take_experts(completion.experts_start, np.asarray(completion.experts))
+
+    def _take_experts(self, start: int, experts: NDArray[Any]) -> None:
+        """Keep what is new; positions known before keep their routing, a gap stays unknown."""
+        end = start + len(experts)
+        if end > len(self.tokens):
+            raise InferenceFault(f"completion has experts for {end} positions of a context of {len(self.tokens)}")
+        new = max(start, self.num_experts_known)
+        if end > new:
+            self._experts.append((new, experts[new - start :]))
+            self.num_experts_known = end
 
     def segment(self, end: Literal["stop", "budget", "summary"]) -> Segment:
         """The finished record."""
@@ -49,14 +63,14 @@ class SegmentRecorder:
             sampled=np.asarray(self._sampled, bool),
             logprobs=np.asarray(self._logprobs, np.float32),
             versions=np.asarray(self._versions, np.int32),
-            experts=self._padded_experts(),
+            experts=self._all_experts(),
             end=end,
         )
 
-    def _padded_experts(self) -> NDArray[np.int16] | None:
+    def _all_experts(self) -> NDArray[np.int16] | None:
         if not self._experts:
             return None
-        known = np.concatenate(self._experts)[: len(self.tokens)]
-        padded = np.full((len(self.tokens), *known.shape[1:]), -1, np.int16)
-        padded[: len(known)] = known
-        return padded
+        known = np.full((len(self.tokens), *self._experts[0][1].shape[1:]), -1, np.int16)
+        for start, experts in self._experts:
+            known[start : start + len(experts)] = experts
+        return known

@@ -5,7 +5,7 @@ A call the model got wrong is answered with an error it can act on and counted a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from etude.base.edits import apply_edit
@@ -23,8 +23,13 @@ TOOL_ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 """Tool name -> argument names in wire order, as ``data.chat.ChatCodec`` wants them."""
 
+_REQUIRED: dict[str, tuple[str, ...]] = {"read": ("path",), "search": ("text",), "edit": ("path", "at")}
+
+MAX_PATHS = 40
 MAX_READ_LINES = 60
+MAX_LINE_CHARS = 200
 MAX_MATCHES = 12
+MAX_EDIT_LINES = 3
 MAX_OUTPUT_CHARS = 400
 
 
@@ -37,86 +42,101 @@ class Workbench:
     edited: set[str] = field(default_factory=set)
     """Paths edited so far."""
     events: list[str] = field(default_factory=list)
+    """See ``Rollout.events``: malformed_call, failed_edit, tests_passed, tests_failed, own_command."""
+
+    async def changed(self) -> bool:
+        """Whether the workspace was edited, be it with a command of the model's own. Raises EnvironmentFault."""
+        if self.edited or "own_command" not in self.events:
+            return bool(self.edited)
+        return any([await self.pod.read(path) != content for path, content in self.task.files.items()])
 
 
 async def call_tool(bench: Workbench, call: ToolCall) -> str:
     """Run one call (``finish`` excepted) and return what the model reads. Raises EnvironmentFault only."""
-    if call.error is not None:
-        bench.events.append("malformed_call")
-        return f"error: {call.error}"
-    required = TOOL_ARGUMENTS[call.name] if call.name != "run" else ()
-    missing = [name for name in required[:2] if not call.arguments.get(name)]
-    if missing:
-        bench.events.append("malformed_call")
-        return f"error: {call.name} needs {missing[0]}"
-    try:
-        return await _TOOLS[call.name](bench, call)
-    except PathEscape:
-        bench.events.append("malformed_call")
-        return "error: path outside the workspace"
+    missing = [name for name in _REQUIRED.get(call.name, ()) if not call.arguments.get(name)]
+    problem = call.error or (f"{call.name} needs {missing[0]}" if missing else None)
+    if problem is None:
+        try:
+            return await _TOOLS[call.name](bench, call.arguments)
+        except PathEscape:
+            problem = "path outside the workspace"
+    bench.events.append("malformed_call")
+    return f"error: {problem}"
 
 
-def visible(paths: list[str]) -> list[str]:
+def visible(paths: Sequence[str]) -> list[str]:
     """Paths without a hidden component."""
     return [path for path in paths if not any(part.startswith(".") for part in path.split("/"))]
 
 
-async def _list(bench: Workbench, call: ToolCall) -> str:
-    return "\n".join(visible(await bench.pod.list())) or "no files"
-
-
-async def _read(bench: Workbench, call: ToolCall) -> str:
-    content = await bench.pod.read(call.arguments["path"])
-    if content is None:
-        return f"error: no file {call.arguments['path']}"
+def _lines(content: str) -> list[str]:
     lines = content.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    shown = [f"{number}:{line}" for number, line in enumerate(lines[:MAX_READ_LINES], 1)]
-    if len(lines) > MAX_READ_LINES:
-        shown.append(f"... {len(lines) - MAX_READ_LINES} more lines")
-    return "\n".join(shown) or "empty"
+    return lines[:-1] if lines[-1] == "" else lines
 
 
-async def _search(bench: Workbench, call: ToolCall) -> str:
-    text, found = call.arguments["text"], []
+def _numbered(lines: Sequence[str], first: int = 1) -> list[str]:
+    return [f"{number}:{line[:MAX_LINE_CHARS]}" for number, line in enumerate(lines, first)]
+
+
+def _capped(lines: Sequence[str], limit: int) -> str:
+    note = [f"... {len(lines) - limit} more"] if len(lines) > limit else []
+    return "\n".join([*lines[:limit], *note])
+
+
+async def _list(bench: Workbench, arguments: dict[str, str]) -> str:
+    return _capped(visible(await bench.pod.list()), MAX_PATHS) or "no files"
+
+
+async def _read(bench: Workbench, arguments: dict[str, str]) -> str:
+    content = await bench.pod.read(arguments["path"])
+    if content is None:
+        return f"error: no file {arguments['path']}"
+    return _capped(_numbered(_lines(content)), MAX_READ_LINES) or "empty"
+
+
+async def _search(bench: Workbench, arguments: dict[str, str]) -> str:
+    found: list[str] = []
     for path in visible(await bench.pod.list()):
-        for number, line in enumerate((await bench.pod.read(path) or "").split("\n"), 1):
-            if text in line:
-                found.append(f"{path}:{number}:{line}")
-    shown = found[:MAX_MATCHES]
-    return "\n".join(shown + ([f"... {len(found) - MAX_MATCHES} more"] if len(found) > MAX_MATCHES else [])) or "nothing"
+        lines = _numbered(_lines(await bench.pod.read(path) or ""))
+        found += [f"{path}:{line}" for line in lines if arguments["text"] in line.partition(":")[2]]
+    return _capped(found, MAX_MATCHES) or "nothing"
 
 
-async def _edit(bench: Workbench, call: ToolCall) -> str:
-    path, at = call.arguments["path"], call.arguments["at"]
+async def _edit(bench: Workbench, arguments: dict[str, str]) -> str:
+    """Apply the edit and show the lines it made, so that the model sees the new state and its numbers."""
+    path, at, text = arguments["path"], arguments["at"].strip(), arguments.get("text", "")
     try:
-        content = apply_edit(await bench.pod.read(path), at, call.arguments.get("text", ""))
+        content = apply_edit(await bench.pod.read(path), at, text)
     except ValueError as error:
         bench.events.append("failed_edit")
         return f"error: {error}"
     await bench.pod.write({path: content})
     bench.edited.add(path)
-    return "ok"
+    first = int(at[:-1]) + 1 if at.endswith("+") else int(at.partition("-")[0])
+    made = _numbered(text.split("\n"), first) if text else []
+    return "\n".join(["ok", *made[:MAX_EDIT_LINES]])
 
 
-async def _run(bench: Workbench, call: ToolCall) -> str:
-    command = call.arguments.get("command") or bench.task.test_command
+async def _run(bench: Workbench, arguments: dict[str, str]) -> str:
+    own = arguments.get("command", "")
+    command = own or bench.task.test_command
     if not command:
         return "error: run needs a command"
     result = await bench.pod.exec(command)
+    passed = result.exit_code == 0
+    bench.events.append("own_command" if own else "tests_passed" if passed else "tests_failed")
     output = result.output.strip()
     if len(output) > MAX_OUTPUT_CHARS:
         half = MAX_OUTPUT_CHARS // 2
         output = f"{output[:half]}\n...\n{output[-half:]}"
-    if not call.arguments.get("command"):
-        bench.events.append("tests_passed" if result.exit_code == 0 else "tests_failed")
     if result.timed_out:
-        output += "\ntimed out"
-    return output or f"exit {result.exit_code}"
+        return f"{output}\ntimed out".lstrip()
+    if not output or not (passed or "fail" in output.lower()):
+        output = f"{output}\nexit {result.exit_code}".lstrip()
+    return output
 
 
-_TOOLS: dict[str, Callable[[Workbench, ToolCall], Awaitable[str]]] = {
+_TOOLS: dict[str, Callable[[Workbench, dict[str, str]], Awaitable[str]]] = {
     "list": _list,
     "read": _read,
     "search": _search,

@@ -26,6 +26,7 @@ from etude.environments.build import launcher
 START_SECONDS = 10.0
 FILE_SECONDS = 30.0
 MAX_FRAME = 64 << 20
+_NO_VARIABLES: dict[str, str] = {}
 FIRST_UID = 200_000
 """Each pod runs under a user id of its own, so that limits on a user's processes bind one pod."""
 
@@ -157,7 +158,9 @@ class NamespaceBackend:
             str(max(1, round(limits.cpu_seconds))), *self._binds,
         ]  # fmt: skip
         with theirs:
-            process = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={})
+            process = subprocess.Popen(
+                arguments, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.PIPE, env=_NO_VARIABLES
+            )
         groups = self._cgroups.create(f"pod-{number}", process.pid, limits) if self._cgroups else []
         pod = NamespacePod(process, ours, groups, limits)
         try:

@@ -1,0 +1,221 @@
+"""A mediocre engineer at work: knows the reference solution, slips, mostly looks, usually mends.
+
+It keeps a picture of the workspace (the task's files with its own edits applied) and of where the solution leads, so that
+it can mend any slip with edits whose line numbers hold at that moment, and say in a summary what is true.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from etude.agents.chain import CUT_NOTE
+from etude.agents.scripted import asks_for_summary, say
+from etude.agents.spoil import spoil
+from etude.base.config import Config
+from etude.base.edits import apply_edit
+from etude.base.records import Message, Task, ToolCall
+
+_FAILED = re.compile(r"FAIL|Error\b|\bexit [1-9]")
+_PARALLEL_CHARS = 60
+"""Longest text of the calls that are sent in one message; a message has a token limit."""
+
+
+class DemonstratorConfig(Config):
+    """How good the demonstrator is. SFT teaches its habits, good and bad; RL is there to be better than its teacher."""
+
+    mistake_rate: float = Field(0.35, ge=0.0, le=1.0)
+    """Probability that the first try of the first edit is wrong."""
+    careless_rate: float = Field(0.25, ge=0.0, le=1.0)
+    """Probability that it finishes without running the tests."""
+    give_up_rate: float = Field(0.25, ge=0.0, le=1.0)
+    """Probability that it finishes although its run of the tests failed."""
+    look_first_rate: float = Field(0.15, ge=0.0, le=1.0)
+    """Probability that it starts with the failing tests, the list of files or a search. It always does so when the request
+    does not name the file it has to read."""
+    reread_rate: float = Field(0.5, ge=0.0, le=1.0)
+    """Probability that it reads the file again before it mends, and before an edit that its summary prepared."""
+    parallel_rate: float = Field(0.15, ge=0.0, le=1.0)
+    """Probability that it sends neighbouring edits, and the run after them, in one message."""
+
+
+class Demonstrator:
+    """Policy for one rollout of one task."""
+
+    def __init__(self, task: Task, rng: random.Random, config: DemonstratorConfig) -> None:
+        self._task, self._rng, self._config = task, rng, config
+        self._files: dict[str, str] = dict(task.files)
+        self._goal = dict(task.files)
+        self._plan = [call for message in task.solution for call in message.calls]
+        for call in self._plan:
+            _apply(self._goal, call)
+        self._careless = rng.random() < config.careless_rate
+        self._parallel = rng.random() < config.parallel_rate
+        self._slips = rng.random() < config.mistake_rate
+        self._done: list[str] = []
+        self._prepared = ""
+        """After a summary: "edit" when it holds what the next edit needs, else "read"."""
+        if self._careless:
+            edited = [i for i, call in enumerate(self._plan) if call.name == "edit"]
+            self._plan = [c for i, c in enumerate(self._plan) if c.name != "run" or not edited or i < edited[0]]
+        self._plan[:0] = self._look_first()
+
+    def act(self, conversation: Sequence[Message]) -> Message:
+        if asks_for_summary(conversation):
+            self._react(conversation[:-1])
+            return self._summary()
+        self._react(conversation)
+        if self._prepared:
+            self._resume()
+        calls = [self._next()]
+        while self._parallel and calls[-1].name == "edit" and self._joins(calls):
+            calls.append(self._next())
+        return Message(role="assistant", calls=tuple(calls))
+
+    # ------------------------------------------------------------------------------------------------- acting
+
+    def _next(self) -> ToolCall:
+        """The next call of the plan as it will really be made: slips happen here, and the picture follows."""
+        call = self._plan.pop(0) if self._plan else _call("finish", message="done")
+        if call.name == "edit" and self._slips:
+            self._slips = False
+            call = spoil(call, self._rng) or call
+        _apply(self._files, call)
+        self._done.append(f"edit {call.arguments['at']}" if call.name == "edit" else call.name)
+        return call
+
+    def _joins(self, calls: Sequence[ToolCall]) -> bool:
+        """Whether the next call may go in the same message."""
+        if not self._plan or self._plan[0].name not in ("edit", "run"):
+            return False
+        text = "".join(value for call in (*calls, self._plan[0]) for value in call.arguments.values())
+        return len(text) <= _PARALLEL_CHARS
+
+    def _look_first(self) -> list[ToolCall]:
+        first = next((call for call in self._plan if call.name in ("read", "edit")), None)
+        path = first.arguments["path"] if first else ""
+        lost = path in self._task.files and path not in self._task.instruction
+        if not lost and self._rng.random() >= self._config.look_first_rate:
+            return []
+        ways = [_call("list")]
+        if (word := self._definition(path)) is not None:
+            ways.append(_call("search", text=word))
+        if self._task.test_command and not lost:
+            ways.append(_call("run"))
+        return [self._rng.choice(ways)]
+
+    def _definition(self, path: str) -> str | None:
+        """``def name`` of a function in ``path`` that the request names."""
+        names = re.findall(r"^def (\w+)", self._task.files.get(path, ""), re.MULTILINE)
+        named = [name for name in names if re.search(rf"\b(test_)?{name}\b", self._task.instruction)]
+        return f"def {named[0]}" if named else None
+
+    # --------------------------------------------------------------------------------------- reacting, mending
+
+    def _react(self, conversation: Sequence[Message]) -> None:
+        """After a run that failed, or an edit that was refused: plan to mend, or give up."""
+        results: list[str] = []
+        for message in reversed(conversation):
+            if message.role != "tool":
+                break
+            results.insert(0, message.content)
+        last = self._done[-1].split()[0] if self._done else ""
+        if last == "run" and (not results or results[-1].endswith(CUT_NOTE)):
+            if conversation[-1].role != "user":
+                self._plan.insert(0, _call("run"))  # the context had no room for what it said
+            return
+        failed = last == "run" and results != [] and _FAILED.search(results[-1]) is not None
+        if failed:
+            self._done[-1] = "run FAIL"
+        if (failed and any(name.startswith("edit") for name in self._done)) or (
+            last == "edit" and results[-1:] != [] and results[-1].startswith("error")
+        ):
+            self._plan_to_mend(conversation, failed)
+
+    def _plan_to_mend(self, conversation: Sequence[Message], failed: bool) -> None:
+        if any(call.name == "edit" for call in self._plan):
+            return  # the work is not finished anyway
+        if failed and self._rng.random() < self._config.give_up_rate:
+            return
+        mend = self._mending()
+        if not mend:
+            return
+        path = mend[0].arguments["path"]
+        calls = [call for message in conversation for call in message.calls]
+        unseen = not any(call.arguments.get("path") == path for call in calls)
+        if path in self._files and (unseen or (failed and self._rng.random() < self._config.reread_rate)):
+            mend.insert(0, _call("read", path=path))
+        rest = [call for call in self._plan if call.name == "finish"]
+        self._plan = [*mend, *([] if self._careless else [_call("run")]), *rest]
+
+    def _mending(self) -> list[ToolCall]:
+        """Edits that lead from the picture to the goal, last lines first so that the numbers of the others hold."""
+        edits: list[ToolCall] = []
+        for path, wanted in self._goal.items():
+            edits += diff_edits(path, self._files.get(path), wanted)
+        return edits
+
+    # -------------------------------------------------------------------------------------------------- summary
+
+    def _summary(self) -> Message:
+        """What was seen (the line that the next edit touches), done, and is next; all of it true."""
+        following = self._plan[0] if self._plan else _call("finish", message="done")
+        parts = [f"done {', '.join(self._done) or 'nothing'}"]
+        if following.name == "edit":
+            path, at = following.arguments["path"], following.arguments["at"]
+            lines = self._files.get(path, "").split("\n")
+            number = int(re.split(r"\D", at)[0])
+            if 1 <= number <= len(lines):
+                parts.insert(0, f"seen {path}:{number}:{lines[number - 1]}")
+            parts.append(f"next edit {path} {at}")
+        else:
+            parts.append(" ".join(("next", following.name, *following.arguments.values())))
+        edits = [call for call in self._plan if call.name == "edit"]
+        simple = len(edits) == 1 and following is edits[0] and "-" not in edits[0].arguments["at"]
+        self._prepared = "edit" if simple else "read"
+        return Message(role="assistant", content="\n".join(parts))
+
+    def _resume(self) -> None:
+        """First message after a summary: read again unless the summary holds all that the next edit needs."""
+        following = self._plan[0] if self._plan else None
+        blind = self._prepared == "read" or self._rng.random() < self._config.reread_rate
+        if following is not None and following.name == "edit" and blind:
+            path = following.arguments["path"]
+            if path in self._files:
+                self._plan.insert(0, _call("read", path=path))
+        self._prepared = ""
+
+
+def diff_edits(path: str, content: str | None, wanted: str) -> list[ToolCall]:
+    """Edits that turn ``content`` (None: no such file) into ``wanted``, from the last line to the first."""
+    before = (content or "").splitlines()
+    after = wanted.splitlines()
+    edits: list[ToolCall] = []
+    for kind, i, j, k, m in reversed(difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()):
+        if kind == "equal":
+            continue
+        new = after[k:m]
+        if new == [""]:  # an empty text deletes, so a blank line takes a neighbour along
+            i, j, new = (i - 1, j, [before[i - 1], ""]) if i else (i, j + 1, ["", *before[j : j + 1]])
+        at = f"{i}+" if j == i else str(i + 1) if j == i + 1 else f"{i + 1}-{j}"
+        edits.append(_call("edit", path=path, at=at, text="\n".join(new)))
+    return edits
+
+
+def _call(name: str, **arguments: str) -> ToolCall:
+    return say(name, **arguments).calls[0]
+
+
+def _apply(files: dict[str, str], call: ToolCall) -> None:
+    """What an edit does to the picture; a refused one does nothing."""
+    if call.name != "edit":
+        return
+    path = call.arguments["path"]
+    try:
+        files[path] = apply_edit(files.get(path), call.arguments["at"], call.arguments.get("text", ""))
+    except ValueError:
+        return

@@ -1,0 +1,1 @@
+"""The inference service: continuous batching, latent KV cache, behaviour logprobs, hot-loaded weights."""

@@ -1,0 +1,1 @@
+"""The task format, the generated family of tasks, and their checks."""

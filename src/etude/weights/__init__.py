@@ -1,0 +1,1 @@
+"""Weight versions as a chain of checksummed deltas in an object store."""
