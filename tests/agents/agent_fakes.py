@@ -181,7 +181,7 @@ def task_of(files: Mapping[str, str] | None = None, **changes: Any) -> Task:
         "id": "debugging-1",
         "category": "debugging",
         "instruction": "fix total in lib.py",
-        "files": dict(files or {"lib.py": TOTAL}),
+        "files": {"lib.py": TOTAL} if files is None else dict(files),
         "verifier": TestsVerifier(command="true"),
         "test_command": "python3 test_lib.py",
         **changes,

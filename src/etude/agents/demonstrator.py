@@ -164,7 +164,9 @@ class Demonstrator:
     def _summary(self) -> Message:
         """What was seen (the line that the next edit touches), done, and is next; all of it true."""
         following = self._plan[0] if self._plan else _call("finish", message="done")
-        parts = [f"done {', '.join(self._done) or 'nothing'}"]
+        deeds = [name for name in self._done if name.startswith("edit")][-3:]
+        deeds += [name for name in self._done[-1:] if name.startswith("run")]
+        parts = [f"done {', '.join(deeds or self._done[-1:]) or 'nothing'}"]
         if following.name == "edit":
             path, at = following.arguments["path"], following.arguments["at"]
             lines = self._files.get(path, "").split("\n")
@@ -200,7 +202,7 @@ def diff_edits(path: str, content: str | None, wanted: str) -> list[ToolCall]:
             continue
         new = after[k:m]
         if new == [""]:  # an empty text deletes, so a blank line takes a neighbour along
-            i, j, new = (i - 1, j, [before[i - 1], ""]) if i else (i, j + 1, ["", *before[j : j + 1]])
+            i, j, new = (i - 1, j, [before[i - 1], ""]) if i else (i, min(j + 1, len(before)), ["", *before[j : j + 1]])
         at = f"{i}+" if j == i else str(i + 1) if j == i + 1 else f"{i + 1}-{j}"
         edits.append(_call("edit", path=path, at=at, text="\n".join(new)))
     return edits

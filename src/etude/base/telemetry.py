@@ -68,13 +68,14 @@ class RunDirectory:
     def metrics(self, stage: str, step: int, **values: float | int | str | None) -> None:
         self.append("metrics.jsonl", {"time": time.time(), "stage": stage, "step": step, **values})
 
-    def rollout(self, phase: str, step: int, rollout: Rollout) -> None:
+    def rollout(self, phase: str, step: int, rollout: Rollout, instruction: str) -> None:
         """Keep the readable part of a rollout (messages, terms, effort), without token arrays."""
         body = rollout.model_dump(mode="json", exclude={"segments"})
         body["sampled_tokens"] = rollout.sampled_tokens
         body["num_segments"] = len(rollout.segments)
         body["total_reward"] = rollout.reward.total if rollout.reward else None
-        self.append("rollouts.jsonl", {"phase": phase, "step": step, "rollout": body})
+        row = {"phase": phase, "step": step, "instruction": instruction, "rollout": body}
+        self.append("rollouts.jsonl", row)
 
     @contextmanager
     def span(self, component: str, **extra: Any) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etude.cli.launch import Arguments, Run, Sets, begin, finish, new_app
-from etude.orchestration.config import StandalonePretrainConfig
+from etude.orchestration.config import PretrainRunConfig
 from etude.orchestration.stages import run_pretrain
 
 app = new_app()
@@ -15,6 +15,6 @@ def pretrain(arguments: Arguments = None, sets: Sets = None, run: Run = None) ->
 
     A new context and rope_theta make it the long-context phase.
     """
-    config, directory = begin(StandalonePretrainConfig, "pretrain", arguments, sets, run)
+    config, directory = begin(PretrainRunConfig, "pretrain", arguments, sets, run)
     run_pretrain(config, directory)
     finish(directory.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from etude.cli.launch import Arguments, Run, Sets, begin, finish, new_app
 from etude.orchestration.config import QuickstartConfig
-from etude.orchestration.quickstart import run_quickstart
+from etude.orchestration.quickstart import RECIPE, run_quickstart
 
 app = new_app()
 
@@ -15,6 +15,9 @@ def quickstart(arguments: Arguments = None, sets: Sets = None, run: Run = None) 
 
     Ends with a before/after table and the path of an HTML report. Needs no GPU and no network.
     """
-    config, directory = begin(QuickstartConfig, "quickstart", arguments, sets, run)
+    given = arguments or []
+    if not any(argument.endswith(".toml") for argument in given):
+        given = [str(RECIPE), *given]
+    config, directory = begin(QuickstartConfig, "quickstart", given, sets, run)
     run_quickstart(config, directory)
     finish(directory.path)

@@ -1,7 +1,8 @@
-"""The KV cache: one slot a session, latents and rotated keys only, with the routed experts as siblings.
+"""The KV cache: one slot a session; latents and rotated keys in one tensor, routed experts as their sibling.
 
 A slot remembers which tokens it was fed, so that a later request of its session, or another one with the same beginning,
-only computes what is new.
+only computes what is new. ``epoch`` tells which weights computed a slot: a prefix may be handed to another session only when
+all of it comes from the weights that serve now.
 """
 
 from __future__ import annotations
@@ -10,73 +11,62 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from etude.models.config import ModelConfig
 
 MIXED = -1
-"""Version of a slot whose keys come from more than one policy version."""
+"""Epoch of a slot whose keys come from more than one set of weights (or that holds none)."""
+
+Ints = NDArray[np.int64]
 
 
 class KVCache:
-    """``num_slots`` rows of ``max_length`` positions (and one scratch position that padding is written to)."""
+    """``num_slots`` rows of ``max_length`` positions. All arrays are preallocated; nothing grows."""
 
     def __init__(self, config: ModelConfig, num_slots: int, max_length: int) -> None:
-        self.num_slots, self.max_length = num_slots, max_length
-        layers, room = config.num_hidden_layers, max_length + 1
-        self.latent = torch.zeros(layers, num_slots, room, config.kv_lora_rank)
-        self.k_rope = torch.zeros(layers, num_slots, room, config.qk_rope_head_dim)
-        self.experts = np.full((num_slots, room, config.num_moe_layers, config.num_experts_per_tok), -1, np.int16)
-        self.fed = np.full((num_slots, max_length), -1, np.int32)
-        """Tokens whose keys are stored, from position 0."""
-        self.length = np.zeros(num_slots, np.int64)
-        self.version = np.full(num_slots, MIXED, np.int64)
-        """Policy version of all keys of a slot, or MIXED."""
+        self.num_slots, self.max_length, self.rank = num_slots, max_length, config.kv_lora_rank
+        self.width = config.kv_lora_rank + config.qk_rope_head_dim
+        layers = config.num_hidden_layers
+        self.keys = torch.zeros(layers, num_slots, max_length, self.width)
+        """Normalised latent (first ``rank``) and rotated key of every position, float32."""
+        shape = (num_slots, max_length, config.num_moe_layers, config.num_experts_per_tok)
+        self.experts = np.full(shape, -1, np.int16)
+        self.tokens = np.zeros((num_slots, max_length), np.int32)
+        """Known tokens: those fed, then (while a request runs) those still to be fed."""
+        self.length: Ints = np.zeros(num_slots, np.int64)
+        """Positions fed, i.e. whose keys are stored."""
+        self.total: Ints = np.zeros(num_slots, np.int64)
+        """Tokens known."""
+        self.epoch: Ints = np.full(num_slots, MIXED, np.int64)
 
-    def common_prefix(self, tokens: Sequence[int]) -> np.ndarray:
-        """How many leading ``tokens`` each slot holds: int64 ``[num_slots]``."""
-        wanted = np.asarray(tokens, np.int32)
-        same = self.fed[:, : len(wanted)] == wanted[: self.max_length]
-        return np.asarray(np.minimum(np.where(same.all(1), same.shape[1], same.argmin(1)), self.length))
+    def common_prefix(self, tokens: Sequence[int] | NDArray[np.int32]) -> Ints:
+        """How many leading ``tokens`` each slot knows (fed or still to be fed): int64 ``[num_slots]``."""
+        wanted = np.asarray(tokens, np.int32)[: self.max_length]
+        differ = self.tokens[:, : len(wanted)] != wanted
+        first = np.where(differ.any(1), differ.argmax(1), len(wanted)) if len(wanted) else np.zeros(self.num_slots)
+        return np.asarray(np.minimum(first, self.total), np.int64)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Give ``target`` the first ``length`` positions of ``source``."""
-        if source != target:
-            self.latent[:, target, :length] = self.latent[:, source, :length]
-            self.k_rope[:, target, :length] = self.k_rope[:, source, :length]
-            self.experts[target, :length] = self.experts[source, :length]
-            self.fed[target, :length] = self.fed[source, :length]
-            self.version[target] = self.version[source]
-        self.truncate(target, length)
+        """Give ``target`` the keys, experts and epoch of the first ``length`` positions of ``source``."""
+        self.keys[:, target, :length] = self.keys[:, source, :length]
+        self.experts[target, :length] = self.experts[source, :length]
+        self.length[target] = length
+        self.epoch[target] = self.epoch[source]
 
-    def truncate(self, slot: int, length: int) -> None:
-        self.fed[slot, length:] = -1
-        self.length[slot] = length
+    def assign(self, slot: int, tokens: NDArray[np.int32], keep: int) -> None:
+        """Make ``tokens`` what ``slot`` knows; the first ``keep`` of them are already fed."""
+        self.tokens[slot, : len(tokens)] = tokens
+        self.length[slot], self.total[slot] = keep, len(tokens)
+        if keep == 0:
+            self.epoch[slot] = MIXED
 
-    def commit(self, slot: int, tokens: Sequence[int], experts: np.ndarray, version: int) -> None:
-        """Note that ``tokens`` were fed to ``slot`` after what it holds, with their ``experts [n, L, k]``."""
-        start = int(self.length[slot])
-        end = start + len(tokens)
-        self.fed[slot, start:end] = tokens
-        self.experts[slot, start:end] = experts
-        self.length[slot] = end
-        if start == 0:
-            self.version[slot] = version
-        elif self.version[slot] != version:
-            self.version[slot] = MIXED
+    def release(self, slot: int) -> None:
+        """Forget what was known but not fed."""
+        self.total[slot] = self.length[slot]
 
-
-class StepContext:
-    """The cache as one forward pass sees it: ``rows [B]`` slots, new ``positions [B, S]``, ``visible`` positions T."""
-
-    def __init__(self, cache: KVCache, rows: Tensor, positions: Tensor, visible: int) -> None:
-        self.cache, self.rows, self.visible = cache, rows, visible
-        self._index = (rows[:, None], positions)
-        self.mask = (torch.arange(visible)[None, None, :] <= positions[:, :, None])[:, None]
-
-    def extend(self, layer: int, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        all_latent, all_rope = self.cache.latent[layer], self.cache.k_rope[layer]
-        all_latent[self._index] = latent
-        all_rope[self._index] = k_rope
-        seen = slice(0, self.visible)
-        return all_latent[:, seen].index_select(0, self.rows), all_rope[:, seen].index_select(0, self.rows), self.mask
+    def mark_fed(self, slots: Ints, counts: Ints | int, epoch: int) -> None:
+        """``counts`` more positions of each of ``slots`` were fed under ``epoch``."""
+        started = self.length[slots] == 0
+        self.epoch[slots] = np.where(started | (self.epoch[slots] == epoch), epoch, MIXED)
+        self.length[slots] += counts

@@ -1,18 +1,17 @@
-"""The engine: continuous batching over a model, one forward pass at a time.
+"""The engine: continuous batching over a model, one forward pass a step.
 
-:meth:`Engine.step` admits waiting requests, prefills what is new of them (several at once), then decodes one token for every
-running row. Between two steps new weights may be swapped in: running sequences go on with the keys they have (stale keys are
-kept, as in PipelineRL) and later tokens carry the new version. Not thread-safe; ``server`` gives it a thread of its own.
+Every active row has tokens that are known and tokens that were fed. A step feeds each row one token, or a chunk of its prompt
+while the step's prefill budget lasts, and samples the next token of all rows that are then fully fed. Between two steps
+new weights may be swapped in: running rows go on with the keys they have (stale keys are kept inside a session, as in
+PipelineRL), later tokens carry the new version. Not thread-safe, except :meth:`Engine.stage`; ``loop`` gives it a thread.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections import deque
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,13 +20,18 @@ from torch import Tensor
 
 from etude.base.config import Config
 from etude.base.errors import InferenceFault
-from etude.base.records import Completion, PolicyVersion, SamplingParams
-from etude.inference.cache import KVCache, StepContext
-from etude.models.checkpoint import import_state
+from etude.base.records import PolicyVersion, SamplingParams
+from etude.inference.cache import Ints, KVCache
+from etude.inference.forward import Batch, Chunk, ServedModel
+from etude.inference.request import Request, Result, StopReason
+from etude.inference.rows import Rows
+from etude.inference.sampler import draw
+from etude.inference.sessions import Sessions
+from etude.inference.staging import Staged, build
 from etude.models.deepseek import DeepseekModel
 
-VISIBLE_STEP = 64
-"""Attention looks at a multiple of this many positions, so that shapes repeat."""
+WORTH_WAITING = 16
+"""A row waits for another one's prefill when that saves it more than this many positions."""
 
 
 class EngineConfig(Config):
@@ -37,44 +41,38 @@ class EngineConfig(Config):
     """Sessions whose keys are kept at once."""
     max_length: int = Field(512, ge=16)
     """Positions a context may have."""
-    prefill_tokens: int = Field(1024, ge=16)
-    """New prompt tokens (padding included) of one step."""
+    prefill_tokens: int = Field(256, ge=16)
+    """Prompt tokens fed by one step; the rest waits for the next one."""
     threads: int = Field(1, ge=1)
 
 
-@dataclass(eq=False)
-class Request:
-    """One request on its way through the engine."""
+@dataclass
+class Counters:
+    """Since the start."""
 
-    tokens: list[int]
-    params: SamplingParams
-    session: str
-    experts_start: int
-    done: Callable[[Completion], None]
-    uniform: random.Random
-    slot: int = -1
-    cached: int = 0
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    steps: int = 0
+    tokens_sampled: int = 0
+    tokens_prefilled: int = 0
+    tokens_cached: int = 0
+    prefix_hits: int = 0
+    """Requests that got a prefix from another slot."""
 
 
 class Engine:
     """Serves one model at one policy version at a time."""
 
     def __init__(self, model: DeepseekModel, config: EngineConfig, version: PolicyVersion = 0) -> None:
-        torch.set_num_threads(config.threads)
-        self.config, self.model, self.version = config, model.eval(), version
+        self.config, self.model_config, self.version = config, model.config, version
         self.cache = KVCache(model.config, config.slots, config.max_length)
-        self._waiting: deque[Request] = deque()
-        self._prefilling: list[Request] = []
-        self._running: list[Request] = []
-        self._sessions: dict[str, int] = {}
-        self._owner: list[str | None] = [None] * config.slots
-        self._busy: set[int] = set()
-        self._used: list[int] = [0] * config.slots
-        self._clock = itertools.count(1)
-        self.tokens_sampled = self.tokens_prefilled = self.tokens_cached = 0
+        self.rows = Rows(config.slots, config.max_length, model.config.vocab_size)
+        self.sessions = Sessions(self.cache)
+        self.counters = Counters()
+        self._served = ServedModel(model.eval(), config.max_length)
+        self._epochs = itertools.count(1)
+        self._epoch = next(self._epochs)
+        self._waiting: list[Request] = []
+        self._active: dict[int, Request] = {}
+        self._order: Ints = np.zeros(0, np.int64)
 
     # ---------------------------------------------------------------------------------------------- requests
 
@@ -82,200 +80,219 @@ class Engine:
         self,
         tokens: Sequence[int],
         params: SamplingParams,
-        done: Callable[[Completion], None],
+        done: Callable[[Result], None],
         *,
         session: str,
         experts_start: int = 0,
+        progress: Callable[[int, float], None] | None = None,
     ) -> Request:
         """Queue a request; ``done`` is called from :meth:`step`. Raises InferenceFault when it can never run."""
-        if not tokens:
-            raise InferenceFault("generate: tokens is empty")
-        if len(tokens) >= self.config.max_length:
-            raise InferenceFault(f"generate: {len(tokens)} tokens, but the engine holds {self.config.max_length}")
-        if min(tokens) < 0 or max(tokens) >= self.model.config.vocab_size:
-            raise InferenceFault(f"generate: a token id is outside 0..{self.model.config.vocab_size - 1}")
-        seed = params.seed if params.seed is not None else random.getrandbits(63)
-        request = Request(list(tokens), params, session, experts_start, done, random.Random(seed))
+        known = _checked(tokens, params, self.config.max_length, self.model_config.vocab_size)
+        request = Request(known, params, session, max(0, experts_start), done, progress)
         self._waiting.append(request)
         return request
 
     def cancel(self, request: Request) -> None:
-        """Finish a request with what it has; unknown ones are left alone."""
-        for queue in (self._waiting, self._prefilling, self._running):
-            if request in queue:
-                queue.remove(request)
-                self._finish(request, "cancelled")
+        """Finish a request with what it has; one that has finished is left alone."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+            none = np.zeros(0)
+            request.done(
+                Result(none.astype(np.int32), none.astype(np.float32), none.astype(np.int32), None,
+                       request.experts_start, "cancelled", 0)
+            )  # fmt: skip
+        elif self._active.get(request.slot) is request:
+            self._finish(request.slot, "cancelled")
 
     def close_session(self, session: str) -> None:
         """Let a session's slot be reused first; its keys may still serve as a prefix."""
-        slot = self._sessions.pop(session, None)
-        if slot is not None:
-            self._owner[slot] = None
+        self.sessions.close(session)
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._prefilling or self._running)
+        return bool(self._waiting or self._active)
 
     @property
     def load(self) -> dict[str, int]:
         """Counts for health and metrics."""
         return {
             "waiting": len(self._waiting),
-            "running": len(self._running) + len(self._prefilling),
-            "sessions": len(self._sessions),
-            "tokens_sampled": self.tokens_sampled,
-            "tokens_prefilled": self.tokens_prefilled,
-            "tokens_cached": self.tokens_cached,
+            "running": len(self._active),
+            "slots": self.config.slots,
+            "sessions": self.sessions.count,
+            **vars(self.counters),
         }
 
     # ------------------------------------------------------------------------------------------------- steps
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One prefill pass (when something waits) and one decode pass (when something runs)."""
+        """Admit what fits, feed every row, sample where a row is fully fed. Returns at once when nothing runs."""
         self._admit()
-        if self._prefilling:
-            self._prefill()
-        if self._running:
-            self._decode()
+        batch, slots, counts = self._plan()
+        if not len(slots):
+            return
+        hidden, experts = self._served.forward(batch, self.cache)
+        self.cache.experts[batch.slots.numpy(), batch.positions.numpy()] = experts.numpy()
+        self.cache.mark_fed(slots, counts, self._epoch)
+        self.counters.steps += 1
+        ready = self.cache.length[slots] == self.cache.total[slots]
+        if ready.all():
+            last = np.cumsum(counts) - 1
+            self._sample(slots, hidden if len(hidden) == len(slots) else hidden[torch.from_numpy(last)])
+        elif ready.any():
+            last = (np.cumsum(counts) - 1)[ready]
+            self._sample(slots[ready], hidden[torch.from_numpy(last)])
 
     def _admit(self) -> None:
-        while self._waiting:
-            slot = self._place(self._waiting[0])
+        """Give waiting requests a slot, in order; one whose session is busy does not hold up the others."""
+        if not self._waiting:
+            return
+        still: list[Request] = []
+        for index, request in enumerate(self._waiting):
+            if self.sessions.running(request.session, self._active):
+                still.append(request)
+                continue
+            slot = self.sessions.place(request.session, self._active, self._epoch)
             if slot is None:
-                return
-            request = self._waiting.popleft()
-            request.slot = slot
-            request.cached = int(self.cache.length[slot])
-            self.tokens_cached += request.cached
-            self._busy.add(slot)
-            self._prefilling.append(request)
-
-    def _place(self, request: Request) -> int | None:
-        """A slot for the request, cut to the prefix it shares with what is stored; None when all are busy."""
-        lengths = self.cache.common_prefix(request.tokens[:-1])
-        slot = self._sessions.get(request.session)
-        if slot is not None:
-            if slot in self._busy:
-                return None
-            self.cache.truncate(slot, int(lengths[slot]))
-            return slot
-        free = [s for s in range(self.config.slots) if s not in self._busy]
-        if not free:
-            return None
-        # closed sessions first, then the session that was used longest ago
-        slot = min(free, key=lambda s: (self._owner[s] is not None, self._used[s]))
-        if self._owner[slot] is not None:
-            self._sessions.pop(str(self._owner[slot]), None)
-        self._owner[slot], self._sessions[request.session] = request.session, slot
-        shared = np.where(self.cache.version == self.version, lengths, 0)
-        source = int(shared.argmax())
-        self.cache.copy_prefix(source, slot, int(shared[source]))
-        return slot
-
-    def _prefill(self) -> None:
-        """Feed the next chunk of several requests, padded to one length."""
-        chosen: list[Request] = []
-        longest = 0
-        for request in self._prefilling:
-            left = len(request.tokens) - int(self.cache.length[request.slot])
-            length = max(longest, min(left, self.config.prefill_tokens))
-            if chosen and length * (len(chosen) + 1) > self.config.prefill_tokens:
+                still += self._waiting[index:]
                 break
-            chosen.append(request)
-            longest = length
-        starts = np.asarray([self.cache.length[request.slot] for request in chosen])
-        chunks = [r.tokens[start : start + longest] for r, start in zip(chosen, starts, strict=True)]
-        tokens = np.zeros((len(chosen), longest), np.int64)
-        positions = np.full((len(chosen), longest), self.cache.max_length, np.int64)
-        for row, (chunk, start) in enumerate(zip(chunks, starts, strict=True)):
-            tokens[row, : len(chunk)] = chunk
-            positions[row, : len(chunk)] = np.arange(start, start + len(chunk))
-        hidden = self._forward(chosen, torch.from_numpy(tokens), positions, chunks)
-        self.tokens_prefilled += sum(map(len, chunks))
-        ready = [row for row, r in enumerate(chosen) if self.cache.length[r.slot] == len(r.tokens)]
-        if ready:
-            last = torch.tensor([len(chunks[row]) - 1 for row in ready])
-            finished = [chosen[row] for row in ready]
-            self._prefilling = [request for request in self._prefilling if request not in finished]
-            self._sample(finished, hidden[torch.tensor(ready), last])
-            self._running += [request for request in finished if request.slot in self._busy]
+            known = int(self.cache.common_prefix(request.tokens[:-1])[slot])
+            mine = self.sessions.kept(request.session) or self.cache.epoch[slot] == self._epoch
+            keep = min(known, int(self.cache.length[slot])) if mine else 0
+            self.sessions.own(slot, request.session)
+            self.cache.assign(slot, request.tokens, keep)
+            request.slot, request.cached = slot, keep
+            self.rows.start(slot, request)
+            self._active[slot] = request
+        self._waiting = still
+        self._order = np.fromiter(self._active, np.int64, len(self._active))
 
-    def _decode(self) -> None:
-        """Feed each running row the token it sampled last and sample the next one."""
-        rows = self._running
-        tokens = torch.tensor([[request.sampled[-1]] for request in rows])
-        positions = np.asarray([[self.cache.length[request.slot]] for request in rows])
-        hidden = self._forward(rows, tokens, positions, [[request.sampled[-1]] for request in rows])
-        self._sample(rows, hidden[:, 0])
-        self._running = [request for request in rows if request.slot in self._busy]
+    def _plan(self) -> tuple[Batch, Ints, Ints]:
+        """(batch, slots that are fed, how many tokens each): single rows first, then chunks."""
+        cache, slots = self.cache, self._order
+        pending = cache.total[slots] - cache.length[slots]
+        if (pending <= 1).all():
+            return self._batch(slots, [], [])
+        singles = slots[pending == 1].tolist()
+        chunks: list[int] = []
+        counts: list[int] = []
+        budget = self.config.prefill_tokens
+        earlier: list[int] = []
+        for slot in slots[pending > 1].tolist():
+            if self._active[slot].fresh and not self._share(slot, earlier):
+                earlier.append(slot)
+                continue
+            earlier.append(slot)
+            count = min(int(cache.total[slot] - cache.length[slot]), budget)
+            budget -= count
+            self.counters.tokens_prefilled += count
+            if count == 1:
+                singles.append(slot)
+            else:
+                chunks.append(slot)
+                counts.append(count)
+            if budget == 0:
+                break
+        return self._batch(np.asarray(singles, np.int64), chunks, counts)
 
-    def _forward(
-        self, rows: Sequence[Request], tokens: Tensor, positions: np.ndarray, chunks: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Hidden states ``[B, S, D]`` of new tokens; commits them to the cache."""
-        real = positions[positions < self.cache.max_length]
-        visible = min(-(-(int(real.max()) + 1) // VISIBLE_STEP) * VISIBLE_STEP, self.cache.max_length)
-        where = torch.from_numpy(positions)
-        slots = torch.tensor([request.slot for request in rows])
-        context = StepContext(self.cache, slots, where, visible)
-        out = self.model(tokens, positions=where, context=context, max_position=self.cache.max_length)
-        experts = out.experts.numpy().astype(np.int16)
-        for row, (request, chunk) in enumerate(zip(rows, chunks, strict=True)):
-            self.cache.commit(request.slot, chunk, experts[row, : len(chunk)], self.version)
-        return torch.as_tensor(out.hidden)
+    def _share(self, slot: int, earlier: list[int]) -> bool:
+        """Match a new row's prompt against the other slots. False: an earlier row is just computing its beginning."""
+        cache, request = self.cache, self._active[slot]
+        common = cache.common_prefix(request.tokens[:-1])
+        common[slot] = 0
+        current = cache.epoch == self._epoch
+        held = np.where(current, np.minimum(common, cache.length), 0)
+        source = int(held.argmax())
+        best = max(int(held[source]), int(cache.length[slot]))
+        promised = [int(common[e]) for e in earlier if current[e] or cache.length[e] == 0]
+        if max(promised, default=0) > best + WORTH_WAITING:
+            return False
+        request.fresh = False
+        if held[source] > cache.length[slot]:
+            cache.copy_prefix(source, slot, int(held[source]))
+            request.cached = int(held[source])
+            self.counters.prefix_hits += 1
+        self.counters.tokens_cached += request.cached
+        return True
 
-    def _sample(self, rows: Sequence[Request], hidden: Tensor) -> None:
-        """Draw one token a row by inverse transform with the row's own uniform, so that no neighbour matters."""
-        logprobs = self.model.logits(hidden).log_softmax(dim=-1)
-        temperatures = torch.tensor([max(request.params.temperature, 1e-6) for request in rows])
-        cumulative = (logprobs / temperatures[:, None]).softmax(dim=-1).double().cumsum(dim=-1)
-        uniform = torch.tensor([[request.uniform.random()] for request in rows], dtype=torch.float64)
-        drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).squeeze(1)
-        drawn = drawn.clamp_max(logprobs.shape[1] - 1)
-        greedy = torch.tensor([request.params.temperature == 0.0 for request in rows])
-        tokens = torch.where(greedy, logprobs.argmax(dim=-1), drawn)
-        chosen = logprobs.gather(1, tokens[:, None]).squeeze(1).tolist()
-        for request, token, logprob in zip(rows, tokens.tolist(), chosen, strict=True):
-            request.sampled.append(token)
-            request.logprobs.append(logprob)
-            request.versions.append(self.version)
-            self.tokens_sampled += 1
-            if token in request.params.stop_token_ids:
-                self._finish(request, "stop")
-            elif (
-                len(request.sampled) >= request.params.max_new_tokens
-                or len(request.tokens) + len(request.sampled) >= self.config.max_length
-            ):
-                self._finish(request, "length")
+    def _batch(self, singles: Ints, chunks: list[int], counts: list[int]) -> tuple[Batch, Ints, Ints]:
+        cache, n = self.cache, len(singles)
+        positions = cache.length[singles]
+        longest = int(positions.max()) + 1 if n else 0
+        if not chunks:
+            tokens = cache.tokens[singles, positions]
+            batch = Batch(
+                torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(singles), torch.from_numpy(positions),
+                n, longest, (),
+            )  # fmt: skip
+            return batch, singles, np.ones(n, np.int64)
+        described: list[Chunk] = []
+        all_slots, all_positions, at = [singles], [positions], n
+        for slot, count in zip(chunks, counts, strict=True):
+            start = int(cache.length[slot])
+            described.append(Chunk(slot, at, at + count, start, start + count))
+            all_slots.append(np.full(count, slot, np.int64))
+            all_positions.append(np.arange(start, start + count))
+            at += count
+        flat_slots, flat_positions = np.concatenate(all_slots), np.concatenate(all_positions)
+        tokens = cache.tokens[flat_slots, flat_positions].astype(np.int64)
+        batch = Batch(
+            torch.from_numpy(tokens), torch.from_numpy(flat_slots), torch.from_numpy(flat_positions),
+            n, longest, tuple(described),
+        )  # fmt: skip
+        fed = np.concatenate((singles, np.asarray(chunks, np.int64)))
+        return batch, fed, np.concatenate((np.ones(n, np.int64), np.asarray(counts, np.int64)))
 
-    def _finish(self, request: Request, reason: Literal["stop", "length", "cancelled"]) -> None:
-        experts = None
-        if request.slot >= 0:
-            self._busy.discard(request.slot)
-            self._used[request.slot] = next(self._clock)
-            fed = int(self.cache.length[request.slot])
-            experts = self.cache.experts[request.slot, request.experts_start : fed].copy()
-        request.done(
-            Completion(
-                tokens=tuple(request.sampled),
-                logprobs=tuple(request.logprobs),
-                versions=tuple(request.versions),
-                experts=experts,
-                experts_start=request.experts_start,
-                stop_reason=reason,
-                cached_tokens=request.cached,
-            )
-        )
+    def _sample(self, slots: Ints, hidden: Tensor) -> None:
+        rows, cache = self.rows, self.cache
+        tokens, logprobs = draw(self._served.logits(hidden), rows.temperature[slots], rows.uniforms(slots, cache.total))
+        ended = rows.record(slots, cache, tokens, logprobs, self.version)
+        self.counters.tokens_sampled += len(slots)
+        if rows.num_watched:
+            for slot, token, logprob in zip(slots.tolist(), tokens.tolist(), logprobs.tolist(), strict=True):
+                progress = self._active[slot].progress
+                if progress is not None:
+                    progress(token, logprob)
+        if ended.any():
+            for slot in slots[ended].tolist():
+                self._finish(slot, rows.reason(slot, cache))
+
+    def _finish(self, slot: int, reason: StopReason) -> None:
+        request = self._active.pop(slot)
+        self._order = np.fromiter(self._active, np.int64, len(self._active))
+        result = self.rows.result(slot, self.cache, request, reason)
+        self.cache.release(slot)
+        self.rows.stop(slot, request)
+        self.sessions.touch(slot)
+        request.done(result)
 
     # ----------------------------------------------------------------------------------------------- weights
 
-    def prepare(self, state: Mapping[str, Tensor]) -> DeepseekModel:
-        """A second model holding ``state``, built beside the live one (any thread). Raises CheckpointError."""
-        model = DeepseekModel(self.model.config).eval()
-        import_state(model, state)
-        return model
+    def stage(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> Staged:
+        """Build ``version`` beside the live weights (any thread). Raises CheckpointError; nothing changes then."""
+        return build(self.model_config, version, state, self.config.max_length)
 
-    def swap(self, model: DeepseekModel, version: PolicyVersion) -> None:
-        """Serve ``model`` as ``version`` from the next step on."""
-        self.model, self.version = model, version
+    def swap(self, staged: Staged) -> None:
+        """Serve ``staged`` from the next step on. Running rows keep their keys."""
+        self._served, self.version, self._epoch = staged.served, staged.version, next(self._epochs)
+
+
+def _checked(tokens: Sequence[int], params: SamplingParams, max_length: int, vocab: int) -> np.ndarray:
+    """``tokens`` as int32. Raises InferenceFault when the request can never run."""
+    if not len(tokens):
+        raise InferenceFault("generate: tokens is empty")
+    if len(tokens) >= max_length:
+        raise InferenceFault(f"generate: {len(tokens)} tokens leave no room; a context holds {max_length}")
+    if params.max_new_tokens < 1:
+        raise InferenceFault(f"generate: max_new_tokens is {params.max_new_tokens}; at least 1")
+    if not 0.0 <= params.temperature < float("inf"):
+        raise InferenceFault(f"generate: temperature is {params.temperature}; 0 or more")
+    known = np.asarray(tokens, np.int64)
+    if known.min() < 0 or known.max() >= vocab or any(not 0 <= i < vocab for i in params.stop_token_ids):
+        raise InferenceFault(f"generate: a token id is outside 0..{vocab - 1}")
+    return known.astype(np.int32)
+
+
+def random_seed() -> int:
+    return secrets.randbits(63)

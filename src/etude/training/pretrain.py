@@ -35,7 +35,7 @@ class DataConfig(Config):
     roots: tuple[str, ...] = ()
     """Folders with Python sources; empty means the standard library and the installed packages."""
     max_files: int = Field(2000, ge=10)
-    """Files taken, in the order of their content hash (a fair sample that no path biases)."""
+    """Files taken, in the order of a hash of their path."""
     max_file_bytes: int = 60_000
     code: float = 0.35
     """Weight of windows of whole files."""
@@ -136,7 +136,7 @@ def save(model: DeepseekModel, tokenizer: Tokenizer, out: Path, dtype: str) -> N
 
 def _files(config: DataConfig) -> list[SourceFile]:
     roots = [Path(root) for root in config.roots] or default_roots()
-    return source_files(roots, max_bytes=config.max_file_bytes)[: config.max_files]
+    return source_files(roots, max_bytes=config.max_file_bytes, max_files=config.max_files)
 
 
 def _functions(files: Sequence[SourceFile]) -> list[str]:

@@ -1,17 +1,29 @@
-"""The content hash of a whole state: what an engine reports and a trainer checks."""
+"""The content hash of a whole state: what an engine reports and a trainer checks.
+
+It is a hash over the digests of the tensors, so that ranks can hash their own shards and a publisher only what changed.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
-from etude.weights.codec import State, bits
+from etude.weights.codec import State, digest, dtype_name
 
 
-def content_hash(state: State) -> str:
-    """SHA-256 over name, dtype, shape and bytes of all tensors, in the order of their names."""
-    digest = hashlib.sha256()
+def tensor_digests(state: State) -> dict[str, str]:
+    """Tensor name -> SHA-256 of its stored bits."""
+    return {name: digest(tensor) for name, tensor in state.items()}
+
+
+def content_hash(state: State, digests: Mapping[str, str] | None = None) -> str:
+    """SHA-256 over name, dtype, shape and bytes of all tensors, in the order of their names.
+
+    ``digests`` are the tensors' digests where the caller has them already (:func:`tensor_digests`); they are trusted.
+    """
+    whole = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name]
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(bits(tensor).data)
-    return digest.hexdigest()
+        of_bytes = digests[name] if digests is not None else digest(tensor)
+        whole.update(f"{name}|{dtype_name(tensor)}|{tuple(tensor.shape)}|{of_bytes}\n".encode())
+    return whole.hexdigest()

@@ -1,101 +1,157 @@
-"""The trainer's end of the chain: a base, then deltas; files first, the manifest last.
+"""The trainer's end of the chain: a base, then deltas, a base again every so often; files first, the manifest last.
 
-Objects are immutable and content-addressed, and there is one writer: a manifest carries the writer's fencing epoch, and one of an
-older epoch than the newest is never written (a writer that was replaced stops itself) nor believed.
+There is one writer. A publisher claims a fencing epoch above every other before it writes, and stops itself as soon as it sees a higher
+one; subscribers believe no manifest that a later writer made void (:mod:`etude.weights.manifests`).
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from etude.base.errors import WeightSyncError
+from etude.base.errors import WeightSyncError, deadline_exceeded
 from etude.base.records import PolicyVersion, WeightFile, WeightManifest
-from etude.weights.codec import encode, encode_base
-from etude.weights.content import content_hash
-from etude.weights.store import Store, sha256
+from etude.weights.codec import Encoded, State, encode, encode_base, snapshot
+from etude.weights.content import content_hash, tensor_digests
+from etude.weights.manifests import WRITERS, Kind, manifest_key, newest_epoch
+from etude.weights.store import ObjectStore, sha256
 
-MANIFESTS = "manifests"
+PUBLISH_DEADLINE = 600.0
+"""Seconds that a call waits for the version before it."""
+
+
+@dataclass(frozen=True)
+class _Published:
+    """What the next delta starts from: a private copy."""
+
+    version: PolicyVersion
+    state: State
+    digests: dict[str, str]
 
 
 class WeightPublisher:
-    """Publishes versions in rising order. A new publisher over an old store starts with a base and a higher epoch."""
+    """Publishes versions in rising order; not thread-safe (one trainer loop), its background thread is its own.
 
-    def __init__(self, store: Store, *, base_every: int = 25) -> None:
+    Opened over a store that has versions, it goes on with a higher epoch and a new base. ``epoch`` None takes the next free one; a
+    given one that is not above all others is refused. Raises WeightSyncError.
+    """
+
+    def __init__(self, store: ObjectStore, *, base_every: int = 25, epoch: int | None = None) -> None:
         self.store, self.base_every = store, base_every
-        newest = newest_manifest(store)
-        self.epoch = newest.epoch + 1 if newest else 0
-        self._last: tuple[PolicyVersion, dict[str, Tensor]] | None = None
+        self.epoch = _claim(store, epoch)
+        self.blocked_seconds = 0.0
+        """How long the last :meth:`publish_async` held up its caller: waiting for its forerunner, then copying the state."""
+        self.published_seconds = 0.0
+        """How long the last version took to encode and write."""
+        self._last: _Published | None = None
         self._since_base = 0
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publisher")
-        self._pending: Future[WeightManifest] | None = None
-        self.blocked_seconds = 0.0
-        """Time that the last :meth:`publish_async` held up its caller."""
+        self._pending: tuple[PolicyVersion, Future[WeightManifest]] | None = None
 
-    def publish(self, version: PolicyVersion, state: dict[str, Tensor]) -> WeightManifest:
-        """Write ``version``; ``state`` must not change afterwards. Raises WeightSyncError, DiskFullError."""
-        newest = newest_manifest(self.store)
-        if newest is not None and newest.epoch > self.epoch:
-            raise WeightSyncError(f"weights: another trainer (epoch {newest.epoch}) took over; epoch {self.epoch} stops")
-        parent: PolicyVersion | None = None
-        changed = 1.0
-        if self._last is None or self._since_base >= self.base_every:
-            data = encode_base(state)
-            self._since_base = 0
-        else:
-            parent = self._last[0]
-            data, changed = encode(self._last[1], state)
-        digest = sha256(data)
-        kind = "bases" if parent is None else "deltas"
-        file = WeightFile(key=f"{kind}/{version:08d}-{digest[:16]}", sha256=digest, num_bytes=len(data))
-        self.store.put(file.key, data)
-        manifest = WeightManifest(
-            version=version, parent=parent, files=(file,), content_hash=content_hash(state), num_tensors=len(state),
-            changed_fraction=changed, epoch=self.epoch,
-        )  # fmt: skip
-        self.store.put(manifest_key(version, self.epoch), manifest.model_dump_json().encode())
-        self._last = (version, state)
-        self._since_base += 1
-        return manifest
+    def publish(self, version: PolicyVersion, state: State) -> WeightManifest:
+        """Write ``version`` and wait for it; ``state`` is copied. Raises WeightSyncError, DiskFullError, DeadlineExceeded."""
+        self.flush()
+        return self._publish(version, snapshot(state))
 
-    def publish_async(self, version: PolicyVersion, state: dict[str, Tensor]) -> Future[WeightManifest]:
-        """Publish on a background thread; waits for (and raises the error of) the one before."""
+    def publish_async(self, version: PolicyVersion, state: State) -> Future[WeightManifest]:
+        """Copy ``state`` now, encode and write in the background.
+
+        The error of a version surfaces from its future, and, where nobody looked, at the next call of any method; that call has then
+        done nothing, and may be repeated: deltas start from the last version that was published whole.
+        """
         clock = time.monotonic()
-        if self._pending is not None:
-            self._pending.result(timeout=300.0)
-        self._pending = self._worker.submit(self.publish, version, state)
+        self.flush()
+        future = self._worker.submit(self._publish, version, snapshot(state))
+        self._pending = (version, future)
         self.blocked_seconds = time.monotonic() - clock
-        return self._pending
+        return future
+
+    def flush(self, deadline: float = PUBLISH_DEADLINE) -> None:
+        """Wait until the version in the background is written; raises its error, DeadlineExceeded after ``deadline`` seconds."""
+        if self._pending is None:
+            return
+        version, future = self._pending
+        try:
+            future.exception(deadline)
+        except TimeoutError:
+            done = f"version {self._last.version} was written" if self._last else "nothing was written yet"
+            what = f"version {version} to reach {self.store.location}"
+            raise deadline_exceeded("weight publisher", what, deadline, version, done) from None
+        self._pending = None
+        future.result()
 
     def close(self) -> None:
-        self._worker.shutdown(wait=True)
-
-
-def manifest_key(version: PolicyVersion, epoch: int) -> str:
-    return f"{MANIFESTS}/{version:08d}-{epoch:06d}.json"
-
-
-def read_manifests(store: Store) -> dict[PolicyVersion, WeightManifest]:
-    """Version -> its manifest of the highest epoch; a torn manifest does not count."""
-    found: dict[PolicyVersion, WeightManifest] = {}
-    for key in store.list(MANIFESTS):
+        """Flush and end the background thread. Raises the error of the last version."""
         try:
-            manifest = WeightManifest.model_validate_json(store.get(key))
-        except ValueError:
-            continue
-        if manifest.version not in found or manifest.epoch >= found[manifest.version].epoch:
-            found[manifest.version] = manifest
-    return found
+            self.flush()
+        finally:
+            self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _publish(self, version: PolicyVersion, state: State) -> WeightManifest:
+        clock = time.monotonic()
+        seen = newest_epoch(self.store)
+        if seen > self.epoch:
+            raise WeightSyncError(
+                f"weights: another trainer (epoch {seen}) took over; the one of epoch {self.epoch} stops"
+            )
+        last = self._last
+        if last is not None and version <= last.version:
+            raise WeightSyncError(f"weights: version {version} does not come after {last.version}, which is published")
+        base_due = last is None or self._since_base + 1 >= self.base_every
+        digests = tensor_digests(state)
+        written: WeightManifest | None = None
+        if last is not None:
+            written = self._write("delta", version, last, encode(last.state, state), state, digests)
+        if base_due:
+            base = self._write("base", version, None, encode_base(state), state, digests)
+            written = written or base
+        assert written is not None
+        self._last = _Published(version, state, digests)
+        self._since_base = 0 if base_due else self._since_base + 1
+        self.published_seconds = time.monotonic() - clock
+        return written
+
+    def _write(
+        self,
+        kind: Kind,
+        version: PolicyVersion,
+        parent: _Published | None,
+        made: Encoded,
+        state: State,
+        digests: dict[str, str],
+    ) -> WeightManifest:
+        """One object and its manifest."""
+        checksum = sha256(made.data)
+        file = WeightFile(key=f"{kind}s/{version:08d}-{checksum}", sha256=checksum, num_bytes=len(made.data))
+        self.store.put(file.key, made.data)
+        manifest = WeightManifest(
+            version=version,
+            parent=parent.version if parent else None,
+            files=(file,),
+            content_hash=content_hash(state, digests),
+            num_tensors=len(state),
+            changed_fraction=made.changed_fraction,
+            epoch=self.epoch,
+        )
+        self.store.put(manifest_key(version, self.epoch, kind), manifest.model_dump_json().encode())
+        return manifest
 
 
-def newest_manifest(store: Store) -> WeightManifest | None:
-    """The manifest of the highest (epoch, version)."""
-    keys = store.list(MANIFESTS)
-    for key in sorted(keys, key=lambda k: k.rsplit("-", 1)[1] + k, reverse=True):
-        try:
-            return WeightManifest.model_validate_json(store.get(key))
-        except ValueError:
-            continue
-    return None
+def _claim(store: ObjectStore, wanted: int | None) -> int:
+    """A fencing epoch that nobody else holds, without conditional writes.
+
+    Write a claim, then look: of two that claimed the same epoch, the one with the greater nonce claims a higher one, which fences the other.
+    """
+    nonce = uuid.uuid4().hex[:12]
+    while True:
+        newest = newest_epoch(store)
+        epoch = newest + 1 if wanted is None else wanted
+        if epoch <= newest:
+            raise WeightSyncError(f"weights: epoch {epoch} is stale, {store.location} has seen epoch {newest}")
+        store.put(f"{WRITERS}/{epoch:06d}-{nonce}", b"")
+        rivals = [key for key in store.list(WRITERS) if f"/{epoch:06d}-" in key]
+        if min(rivals).endswith(nonce):
+            return epoch
+        wanted = None

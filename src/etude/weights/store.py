@@ -1,49 +1,124 @@
-"""An object store through ``obstore``: a folder, or any URL it knows (S3, GCS, Azure). Errors are typed here."""
+"""An object store through ``obstore``: a folder, or any URL it knows (S3, GCS, Azure). Errors are typed here.
+
+Who writes: one publisher. Who reads: any number of subscribers. Objects are immutable and content-addressed, a ``put`` is atomic (a
+folder writes beside and renames), and no conditional write is relied on: many S3-compatible servers accept and ignore them.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from datetime import timedelta
 from pathlib import Path
+from typing import Protocol
 
 import obstore
+from obstore.exceptions import NotFoundError
 from obstore.store import LocalStore, from_url
 
-from etude.base.errors import DiskFullError, WeightSyncError
+from etude.base.errors import DiskFullError, EtudeError, WeightSyncError
+
+REQUEST_TIMEOUT = timedelta(seconds=60)
+RETRY_TIMEOUT = timedelta(seconds=120)
+"""A remote store that fails is tried again for so long."""
+MAX_RETRIES = 6
+
+_FULL = ("(os error 28)", "(os error 122)", "No space left", "quota exceeded")
+
+
+class ObjectStore(Protocol):
+    """Immutable objects by key. Tests script it; :class:`Store` is the real one."""
+
+    @property
+    def location(self) -> str:
+        """Where it is, for messages."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object; a reader sees all of it or nothing. Raises DiskFullError, WeightSyncError."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The object. Raises WeightSyncError that names it when it is missing or cannot be read."""
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Sorted keys in the folder ``prefix``. Raises WeightSyncError."""
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object. Raises WeightSyncError when the store does not answer."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is no error. Raises WeightSyncError."""
+        ...
 
 
 class Store:
-    """Immutable objects by key. ``location`` is a folder or a URL."""
+    """``location`` is a folder (made when missing) or a URL (``s3://bucket/prefix``, ``memory:///``)."""
 
     def __init__(self, location: str) -> None:
-        self.location = location
-        if "://" in location:
-            self._store = from_url(location)
-        else:
-            Path(location).mkdir(parents=True, exist_ok=True)
-            self._store = LocalStore(prefix=location, mkdir=True)
+        self._location = location
+        try:
+            if "://" not in location:
+                self._store = LocalStore(prefix=Path(location).resolve(), mkdir=True)
+            elif location.startswith(("file:", "memory:")):
+                self._store = from_url(location)
+            else:
+                self._store = from_url(
+                    location,
+                    client_options={"timeout": REQUEST_TIMEOUT},
+                    retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
+                )
+        except Exception as error:
+            raise typed(error, location, "cannot be opened") from None
+
+    @property
+    def location(self) -> str:
+        return self._location
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object (atomic: a reader sees all of it or nothing). Raises DiskFullError, WeightSyncError."""
         try:
             obstore.put(self._store, key, data)
         except Exception as error:
-            if "No space left" in str(error) or "quota" in str(error).lower():
-                raise DiskFullError(f"no space left in the object store {self.location}; free some and resume") from None
-            raise WeightSyncError(f"object store {self.location}: cannot write {key}: {error}") from None
+            raise typed(error, self._location, f"cannot write {key}") from None
 
     def get(self, key: str) -> bytes:
-        """The object. Raises WeightSyncError naming it when it is missing or cannot be read."""
         try:
             return bytes(obstore.get(self._store, key).bytes())
         except Exception as error:
-            raise WeightSyncError(f"object store {self.location}: cannot read {key}: {str(error).splitlines()[0]}") from None
+            raise typed(error, self._location, f"cannot read {key}") from None
 
     def list(self, prefix: str) -> list[str]:
-        """Sorted keys below ``prefix``."""
         try:
-            return sorted(str(meta["path"]) for meta in obstore.list(self._store, prefix).collect())
+            return sorted(str(found["path"]) for found in obstore.list(self._store, prefix).collect())
         except Exception as error:
-            raise WeightSyncError(f"object store {self.location}: cannot list {prefix}: {error}") from None
+            raise typed(error, self._location, f"cannot list {prefix}") from None
+
+    def exists(self, key: str) -> bool:
+        try:
+            obstore.head(self._store, key)
+        except (FileNotFoundError, NotFoundError):
+            return False
+        except Exception as error:
+            raise typed(error, self._location, f"cannot look for {key}") from None
+        return True
+
+    def delete(self, key: str) -> None:
+        try:
+            obstore.delete(self._store, key)
+        except (FileNotFoundError, NotFoundError):
+            return
+        except Exception as error:
+            raise typed(error, self._location, f"cannot delete {key}") from None
+
+
+def typed(error: Exception, location: str, what: str) -> EtudeError:
+    """An error of the client as one of ours, in one line: DiskFullError or WeightSyncError."""
+    text = str(error) or type(error).__name__
+    if any(mark in text for mark in _FULL):
+        return DiskFullError(f"object store {location}: {what}: no space left; free some and resume the run")
+    return WeightSyncError(f"object store {location}: {what}: {text.splitlines()[0]}")
 
 
 def sha256(data: bytes) -> str:

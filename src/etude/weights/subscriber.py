@@ -2,64 +2,154 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from etude.base.errors import WeightSyncError
 from etude.base.records import PolicyVersion, WeightManifest
-from etude.weights.codec import apply
+from etude.weights.codec import State, Tensor, apply
 from etude.weights.content import content_hash
-from etude.weights.publisher import read_manifests
-from etude.weights.store import Store, sha256
+from etude.weights.manifests import Link, live_links, read_manifest
+from etude.weights.store import ObjectStore, sha256
 
-Held = tuple[PolicyVersion, dict[str, Tensor]]
+Held = tuple[PolicyVersion, State]
+"""A version and its state. The state is never changed."""
+
+
+@dataclass(frozen=True)
+class FetchReport:
+    """How a version was rebuilt."""
+
+    version: PolicyVersion
+    from_held: bool
+    """Built on what the caller held; False: from a base."""
+    num_files: int
+    num_bytes: int
+    """Downloaded by the way that worked."""
+    seconds: float
+    repaired: tuple[str, ...]
+    """What was wrong with the ways that were tried before; empty when nothing was."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A start (what is held, or nothing before a base) and the manifests to apply, in order."""
+
+    from_held: bool
+    manifests: tuple[WeightManifest, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return _num_bytes(self.manifests)
 
 
 class WeightSubscriber:
-    """Reads versions from a store. Keeps nothing: the caller passes what it holds."""
+    """Reads versions from a store. Keeps no weights: the caller passes what it holds."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store = store
+        self.report: FetchReport | None = None
+        """How the last :meth:`fetch` went."""
 
     def latest(self) -> PolicyVersion | None:
-        """Newest published version, or None."""
-        return max(read_manifests(self.store), default=None)
+        """Newest published version whose manifest can be read, or None. Raises WeightSyncError when the store is silent."""
+        for link in reversed(live_links(self.store)):
+            try:
+                return read_manifest(self.store, link).version
+            except WeightSyncError:
+                continue  # torn: the version before it is the newest
+        return None
 
     def fetch(self, version: PolicyVersion, held: Held | None = None) -> dict[str, Tensor]:
-        """The state of ``version``, its hash checked.
+        """The state of ``version``; the SHA-256 of every object and the content hash of the result were checked.
 
-        From ``held`` when it lies on the chain, else from the newest base; a broken link on the way from ``held`` is repaired
-        from a base. Raises WeightSyncError that names the missing or corrupt object.
+        Ways are tried by the bytes they need: from ``held`` along the deltas, or from a base. A corrupt or missing object is named
+        in :attr:`report` when another way goes round it, else in the WeightSyncError that is raised.
         """
-        manifests = read_manifests(self.store)
-        if version not in manifests:
-            raise WeightSyncError(f"weights: version {version} is not in {self.store.location}; newest is {max(manifests, default=None)}")
-        path = _path(manifests, version)
-        if held is not None and held[0] in [manifest.version for manifest in path]:
-            start = [manifest.version for manifest in path].index(held[0])
+        clock = time.monotonic()
+        problems: list[str] = []
+        links = live_links(self.store)
+        target = self._manifests(links, version, problems)
+        if not target:
+            reason = (
+                problems[0] if problems else f"it is not there; the newest is {links[-1].version if links else None}"
+            )
+            raise WeightSyncError(f"weights: version {version} cannot be had from {self.store.location}: {reason}")
+        walk = self._walk(links, version, held, problems)
+        for way in itertools.chain(_nearest(walk, held), (way for _, _, ways in walk for way in ways)):
             try:
-                if content_hash(held[1]) == path[start].content_hash:
-                    return self._rebuild(held[1], path[start + 1 :])
-            except WeightSyncError:
-                pass  # repaired from the base below; if that fails too, its error is the one to see
-        return self._rebuild({}, path)
+                state = self._rebuild(held[1] if way.from_held and held else {}, way.manifests)
+                if content_hash(state) != target[0].content_hash:
+                    raise WeightSyncError(
+                        f"weights: version {version} does not hash to its manifest {_start(way, version)}"
+                    )
+            except WeightSyncError as error:
+                problems.append(str(error))
+                continue
+            files = sum(len(manifest.files) for manifest in way.manifests)
+            seconds = time.monotonic() - clock
+            self.report = FetchReport(version, way.from_held, files, way.num_bytes, seconds, tuple(problems))
+            return state
+        raise WeightSyncError(f"weights: version {version} cannot be rebuilt: {'; '.join(dict.fromkeys(problems))}")
 
-    def _rebuild(self, state: dict[str, Tensor], path: list[WeightManifest]) -> dict[str, Tensor]:
-        for manifest in path:
+    def _walk(
+        self, links: list[Link], version: PolicyVersion, held: Held | None, problems: list[str]
+    ) -> Iterator[tuple[PolicyVersion, int, list[_Way]]]:
+        """Back along the deltas: (version reached, bytes from there on, ways that start there)."""
+        at, chain = version, tuple[WeightManifest, ...]()
+        while True:
+            here = self._manifests(links, at, problems)
+            ways = [_Way(True, chain)] if held is not None and held[0] == at else []
+            ways += [_Way(False, (manifest, *chain)) for manifest in here if manifest.parent is None]
+            yield at, _num_bytes(chain), ways
+            delta = next((manifest for manifest in here if manifest.parent is not None), None)
+            if delta is None or delta.parent is None:
+                return
+            at, chain = delta.parent, (delta, *chain)
+            if not any(link.version == at for link in links):
+                problems.append(f"weights: version {delta.version} builds on {at}, whose manifest is missing")
+
+    def _manifests(self, links: list[Link], version: PolicyVersion, problems: list[str]) -> list[WeightManifest]:
+        """The readable manifests of a version: its base, its delta, or both."""
+        found = []
+        for link in links:
+            if link.version == version:
+                try:
+                    found.append(read_manifest(self.store, link))
+                except WeightSyncError as error:
+                    problems.append(str(error))
+        return found
+
+    def _rebuild(self, start: State, manifests: tuple[WeightManifest, ...]) -> dict[str, Tensor]:
+        state = dict(start)
+        for manifest in manifests:
             for file in manifest.files:
                 data = self.store.get(file.key)
                 if sha256(data) != file.sha256:
                     raise WeightSyncError(f"weights: object {file.key} of version {manifest.version} is corrupt")
-                state = apply(state, data)
-        if path and content_hash(state) != path[-1].content_hash:
-            raise WeightSyncError(f"weights: version {path[-1].version} does not hash to its manifest")
+                state = apply(state, data, verify=False)  # the content hash of the result covers every tensor
         return state
 
 
-def _path(manifests: dict[PolicyVersion, WeightManifest], version: PolicyVersion) -> list[WeightManifest]:
-    """Manifests from the newest base up to ``version``."""
-    path = [manifests[version]]
-    while (parent := path[0].parent) is not None:
-        if parent not in manifests or manifests[parent].epoch != path[0].epoch:
-            raise WeightSyncError(f"weights: version {path[0].version} builds on {parent}, whose manifest is missing")
-        path.insert(0, manifests[parent])
-    return path
+def _nearest(walk: Iterator[tuple[PolicyVersion, int, list[_Way]]], held: Held | None) -> list[_Way]:
+    """The ways worth comparing, cheapest first; what lies further back on ``walk`` is only good for repair."""
+    near: list[_Way] = []
+    for at, cost, ways in walk:
+        near += ways
+        if near and (held is None or at <= held[0] or cost >= min(way.num_bytes for way in near)):
+            break
+    return sorted(near, key=lambda way: (way.num_bytes, not way.from_held))
+
+
+def _num_bytes(manifests: tuple[WeightManifest, ...]) -> int:
+    return sum(file.num_bytes for manifest in manifests for file in manifest.files)
+
+
+def _start(way: _Way, version: PolicyVersion) -> str:
+    if way.from_held:
+        return "when built on the held state"
+    return (
+        f"when built from the base of version {way.manifests[0].version}" if way.manifests else f"of version {version}"
+    )

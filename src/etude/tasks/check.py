@@ -1,0 +1,78 @@
+"""Is a task sound? Its reference solution passes its own verifier and the untouched workspace fails it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from etude.base.edits import apply_edit
+from etude.base.protocols import Pod, PodFactory
+from etude.base.records import Record, Task
+
+CONCURRENCY = 16
+
+
+class CheckReport(Record):
+    """What the check of one task found."""
+
+    task_id: str
+    problem: str = ""
+    """Empty when the task is sound."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.problem
+
+
+class VerdictLike(Protocol):
+    @property
+    def passed(self) -> bool: ...
+    @property
+    def output(self) -> str: ...
+
+
+Verify = Callable[[Task, Pod, str, bool], Awaitable[VerdictLike]]
+"""``rewards.verifiers.verify``, handed in by the caller: tasks do not know rewards."""
+
+
+async def check_task(task: Task, pods: PodFactory, verify: Verify) -> CheckReport:
+    """Verify the untouched workspace and the reference solution in a pod each. Raises the faults of the services."""
+    untouched = await pods.create(task.files)
+    try:
+        if (await verify(task, untouched, "", False)).passed:
+            return CheckReport(task_id=task.id, problem="the untouched workspace passes")
+    finally:
+        await untouched.destroy()
+    files, message, edited = solve(task)
+    solved = await pods.create(files)
+    try:
+        verdict = await verify(task, solved, message, edited)
+    finally:
+        await solved.destroy()
+    problem = "" if verdict.passed else f"the reference fails: {verdict.output.strip()[:200]}"
+    return CheckReport(task_id=task.id, problem=problem)
+
+
+async def check_tasks(tasks: Sequence[Task], pods: PodFactory, verify: Verify) -> list[CheckReport]:
+    """Check many tasks, some at once."""
+    gate = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(task: Task) -> CheckReport:
+        async with gate:
+            return await check_task(task, pods, verify)
+
+    return list(await asyncio.gather(*(one(task) for task in tasks)))
+
+
+def solve(task: Task) -> tuple[dict[str, str], str, bool]:
+    """(files after the reference solution, its final message, whether it edited)."""
+    files, message, edited = dict(task.files), "", False
+    for call in (call for turn in task.solution for call in turn.calls):
+        if call.name == "edit":
+            path = call.arguments["path"]
+            files[path] = apply_edit(files.get(path), call.arguments["at"], call.arguments.get("text", ""))
+            edited = True
+        elif call.name == "finish":
+            message = call.arguments.get("message", "")
+    return files, message, edited

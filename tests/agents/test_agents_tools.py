@@ -1,0 +1,157 @@
+"""Promises of the tools: compact answers, errors the model can act on, nothing outside the workspace, nothing discarded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from agent_fakes import FakePod, FakePods, run_for_real, task_of
+
+from etude.agents.tools import (
+    MAX_MATCHES,
+    MAX_OUTPUT_CHARS,
+    MAX_READ_LINES,
+    TOOL_ARGUMENTS,
+    Workbench,
+    call_tool,
+)
+from etude.base.errors import EnvironmentFault
+from etude.base.records import ExecResult, ToolCall
+
+FILES = {"lib.py": "def total(a, b):\n    return a - b\n", "pkg/deep.py": "x = 1\n", ".etude/run.py": "total\n"}
+
+
+def bench_of(
+    files: dict[str, str] | None = None, output: ExecResult | Exception | None = None, **changes: object
+) -> Workbench:
+    answer = output or ExecResult(exit_code=0, output="2 passed\n", seconds=0.0)
+    pods = FakePods(lambda pod, command: answer)
+    task = task_of(FILES if files is None else files, **changes)
+    return Workbench(task, FakePod(pods, task.files))
+
+
+def ask(bench: Workbench, name: str, error: str | None = None, **arguments: str) -> str:
+    return asyncio.run(call_tool(bench, ToolCall(name=name, arguments=arguments, error=error)))
+
+
+def test_list_shows_visible_paths_one_a_line() -> None:
+    assert ask(bench_of(), "list") == "lib.py\npkg/deep.py"
+    assert ask(bench_of({}), "list") == "no files"
+
+
+def test_read_numbers_lines_from_one() -> None:
+    assert ask(bench_of(), "read", path="lib.py") == "1:def total(a, b):\n2:    return a - b"
+    assert ask(bench_of({"a": ""}), "read", path="a") == "empty"
+    assert ask(bench_of(), "read", path="no.py") == "error: no file no.py"
+
+
+def test_read_caps_a_long_file_and_says_how_much_is_left() -> None:
+    shown = ask(bench_of({"a": "x\n" * (MAX_READ_LINES + 7)}), "read", path="a").split("\n")
+    assert len(shown) == MAX_READ_LINES + 1
+    assert shown[-1] == "... 7 more"
+
+
+def test_search_gives_path_line_and_content_of_visible_files_only() -> None:
+    assert ask(bench_of(), "search", text="total") == "lib.py:1:def total(a, b):"
+    assert ask(bench_of(), "search", text="1") == "pkg/deep.py:1:x = 1"  # not the line number 1 of lib.py
+    assert ask(bench_of(), "search", text="zzz") == "nothing"
+    many = ask(bench_of({"a": "hit\n" * 50}), "search", text="hit").split("\n")
+    assert len(many) == MAX_MATCHES + 1
+    assert many[-1] == f"... {50 - MAX_MATCHES} more"
+
+
+@pytest.mark.parametrize(
+    ("at", "text", "answer", "content"),
+    [
+        ("2", "    return a + b", "ok\n2:    return a + b", "def total(a, b):\n    return a + b\n"),
+        ("1-2", "x = 1", "ok\n1:x = 1", "x = 1\n"),
+        ("2+", "y\nz", "ok\n3:y\n4:z", "def total(a, b):\n    return a - b\ny\nz\n"),
+        ("0+", "# top", "ok\n1:# top", "# top\ndef total(a, b):\n    return a - b\n"),
+        ("2", "", "ok", "def total(a, b):\n"),
+        ("2+", "a\nb\nc\nd", "ok\n3:a\n4:b\n5:c", "def total(a, b):\n    return a - b\na\nb\nc\nd\n"),
+    ],
+)
+def test_edit_changes_the_file_and_shows_the_new_lines_with_their_numbers(
+    at: str, text: str, answer: str, content: str
+) -> None:
+    bench = bench_of()
+    assert ask(bench, "edit", path="lib.py", at=at, text=text) == answer
+    assert asyncio.run(bench.pod.read("lib.py")) == content
+    assert bench.edited == {"lib.py"}
+
+
+def test_a_refused_edit_is_answered_counted_and_changes_nothing() -> None:
+    bench = bench_of()
+    assert ask(bench, "edit", path="lib.py", at="9", text="x") == "error: the file has 2 lines"
+    assert ask(bench, "edit", path="new.py", at="1", text="x") == "error: no such file; use 0+ to create it"
+    assert bench.events == ["failed_edit", "failed_edit"]
+    assert not bench.edited
+    assert asyncio.run(bench.pod.list()) == sorted(FILES)
+
+
+def test_run_answers_with_the_output_and_notes_the_verdict() -> None:
+    bench = bench_of()
+    assert ask(bench, "run") == "2 passed"
+    assert bench.events == ["tests_passed"]
+    failing = bench_of(output=ExecResult(exit_code=1, output="FAIL test_total\n1 failed", seconds=0.0))
+    assert ask(failing, "run") == "FAIL test_total\n1 failed"
+    assert failing.events == ["tests_failed"]
+
+
+def test_run_tells_a_silent_failure_and_a_timeout() -> None:
+    silent = bench_of(output=ExecResult(exit_code=3, output="", seconds=0.0))
+    assert ask(silent, "run") == "exit 3"
+    slow = bench_of(output=ExecResult(exit_code=124, output="a", seconds=20.0, timed_out=True))
+    assert ask(slow, "run") == "a\ntimed out"
+
+
+def test_run_keeps_head_and_tail_of_a_long_output() -> None:
+    long = "head" + "x" * 5000 + "tail"
+    shown = ask(bench_of(output=ExecResult(exit_code=0, output=long, seconds=0.0)), "run")
+    assert shown.startswith("head")
+    assert shown.endswith("tail")
+    assert len(shown) <= MAX_OUTPUT_CHARS + 5
+
+
+def test_run_without_any_command_says_so() -> None:
+    assert ask(bench_of(test_command=""), "run") == "error: run needs a command"
+
+
+def test_a_malformed_call_is_answered_with_what_is_wrong_and_counted() -> None:
+    bench = bench_of()
+    assert ask(bench, "raed", error="no tool 'raed'; tools: read") == "error: no tool 'raed'; tools: read"
+    assert ask(bench, "read") == "error: read needs path"
+    assert ask(bench, "edit", path="lib.py") == "error: edit needs at"
+    assert ask(bench, "search", text="") == "error: search needs text"
+    assert ask(bench, "read", path="../../etc/passwd") == "error: path outside the workspace"
+    assert ask(bench, "edit", path="/x", at="0+", text="x") == "error: path outside the workspace"
+    assert bench.events == ["malformed_call"] * 6
+
+
+def test_a_fault_of_the_environment_is_not_swallowed() -> None:
+    with pytest.raises(EnvironmentFault):
+        ask(bench_of(output=EnvironmentFault("gone")), "run")
+
+
+def test_a_command_of_the_model_that_changes_files_counts_as_a_change() -> None:
+    def sabotage(pod: FakePod, command: str) -> ExecResult:
+        if command == "spoil":
+            pod.files["lib.py"] = "gone\n"
+        return run_for_real(pod, "true")
+
+    task = task_of(FILES)
+    for command, changed in (("look", False), ("spoil", True)):
+        bench = Workbench(task, FakePod(FakePods(sabotage), task.files))
+        ask(bench, "run", command=command)
+        assert asyncio.run(bench.changed()) is changed
+
+
+def test_the_table_of_tools_is_the_one_of_the_wire() -> None:
+    assert TOOL_ARGUMENTS == {
+        "list": (),
+        "read": ("path",),
+        "search": ("text",),
+        "edit": ("path", "at", "text"),
+        "run": ("command",),
+        "finish": ("message",),
+    }
