@@ -1,4 +1,4 @@
-"""Promises: every version is rebuilt bit for bit; corrupt, missing and torn objects are named or repaired; one writer at a time."""
+"""Promises: every version is rebuilt bit for bit; damage is named, and repaired where it can be; one writer at a time."""
 
 from __future__ import annotations
 

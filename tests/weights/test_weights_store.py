@@ -45,7 +45,8 @@ def test_a_location_that_cannot_be_opened_is_typed(tmp_path: Path) -> None:
 
 def test_no_space_left_is_a_full_disk() -> None:
     """The client's own message for ENOSPC, as a full tmpfs gave it."""
-    message = "Generic LocalFileSystem error: Unable to copy data to file: No space left on device (os error 28)\n\nDebug source:\nGeneric {"
+    first = "Generic LocalFileSystem error: Unable to copy data to file: No space left on device (os error 28)"
+    message = first + "\n\nDebug source:\nGeneric {"
     error = typed(OSError(message), "/full", "cannot write bases/1")
     assert isinstance(error, DiskFullError)
     assert "/full" in str(error)

@@ -56,10 +56,13 @@ class TextSource:
 
 
 class EditSource:
-    """Edit documents over real functions (see ``edit_documents``)."""
+    """Edit documents over functions (see ``edit_documents``); what is shown weighs ``context_weight``."""
 
-    def __init__(self, functions: Sequence[str], codec: ChatCodec, max_tokens: int) -> None:
+    def __init__(
+        self, functions: Sequence[str], codec: ChatCodec, max_tokens: int, context_weight: float = 1.0
+    ) -> None:
         self.functions, self.codec, self.max_tokens = functions, codec, max_tokens
+        self.context_weight = context_weight
 
     def draw(self, rng: random.Random) -> Document:
         while True:
@@ -67,9 +70,9 @@ class EditSource:
             messages = edit_document(chosen, rng)
             if messages is None:
                 continue
-            ids = self.codec.render(messages)
-            if len(ids) <= self.max_tokens:
-                return plain_document(ids)
+            document = conversation_document(messages, self.codec, self.context_weight)
+            if len(document[0]) <= self.max_tokens:
+                return document
 
 
 class ConversationSource:

@@ -16,12 +16,16 @@ SOURCE = Path(__file__).parent / "launcher.c"
 
 def launcher() -> Path:
     """Path of the compiled launcher. Raises UserError when there is no C compiler or it fails."""
-    source = SOURCE.read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etude"
-    target = cache / f"launcher-{hashlib.sha256(source).hexdigest()[:16]}"
+    return compile_launcher(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etude")
+
+
+def compile_launcher(cache: Path, *, search_path: str | None = None) -> Path:
+    """Compile into ``cache`` unless this version is there; ``search_path`` replaces PATH in the search for a compiler."""
+    target = cache / f"launcher-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}"
     if target.exists():
         return target
-    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    names = ("cc", "gcc", "clang")
+    compiler = next((found for name in names if (found := shutil.which(name, path=search_path))), None)
     if compiler is None:
         raise UserError("pods: no C compiler found; install one, e.g. `apt-get install gcc libc6-dev`")
     cache.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ PipelineRL), later tokens carry the new version. Not thread-safe, except :meth:`
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,8 @@ from etude.inference.sessions import Sessions
 from etude.inference.staging import Staged, build
 from etude.models.deepseek import DeepseekModel
 
+DENSE = 1.25
+"""Slots per running row up to which attention reads a range of the cache in place (idle slots included)."""
 WORTH_WAITING = 16
 """A row waits for another one's prefill when that saves it more than this many positions."""
 
@@ -166,7 +167,7 @@ class Engine:
             self.rows.start(slot, request)
             self._active[slot] = request
         self._waiting = still
-        self._order = np.fromiter(self._active, np.int64, len(self._active))
+        self._order = np.sort(np.fromiter(self._active, np.int64, len(self._active)))
 
     def _plan(self) -> tuple[Batch, Ints, Ints]:
         """(batch, slots that are fed, how many tokens each): single rows first, then chunks."""
@@ -179,7 +180,8 @@ class Engine:
         counts: list[int] = []
         budget = self.config.prefill_tokens
         earlier: list[int] = []
-        for slot in slots[pending > 1].tolist():
+        feeding = set(slots[pending > 1].tolist())
+        for slot in [slot for slot in self._active if slot in feeding]:
             if self._active[slot].fresh and not self._share(slot, earlier):
                 earlier.append(slot)
                 continue
@@ -194,7 +196,7 @@ class Engine:
                 counts.append(count)
             if budget == 0:
                 break
-        return self._batch(np.asarray(singles, np.int64), chunks, counts)
+        return self._batch(np.sort(np.asarray(singles, np.int64)), chunks, counts)
 
     def _share(self, slot: int, earlier: list[int]) -> bool:
         """Match a new row's prompt against the other slots. False: an earlier row is just computing its beginning."""
@@ -220,11 +222,15 @@ class Engine:
         cache, n = self.cache, len(singles)
         positions = cache.length[singles]
         longest = int(positions.max()) + 1 if n else 0
+        low = int(singles[0]) if n else 0
+        span = int(singles[-1]) + 1 - low if n else 0
+        if span > DENSE * n:
+            span = 0
         if not chunks:
             tokens = cache.tokens[singles, positions]
             batch = Batch(
                 torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(singles), torch.from_numpy(positions),
-                n, longest, (),
+                n, longest, (), low, span,
             )  # fmt: skip
             return batch, singles, np.ones(n, np.int64)
         described: list[Chunk] = []
@@ -239,7 +245,7 @@ class Engine:
         tokens = cache.tokens[flat_slots, flat_positions].astype(np.int64)
         batch = Batch(
             torch.from_numpy(tokens), torch.from_numpy(flat_slots), torch.from_numpy(flat_positions),
-            n, longest, tuple(described),
+            n, longest, tuple(described), low, span,
         )  # fmt: skip
         fed = np.concatenate((singles, np.asarray(chunks, np.int64)))
         return batch, fed, np.concatenate((np.ones(n, np.int64), np.asarray(counts, np.int64)))
@@ -260,7 +266,7 @@ class Engine:
 
     def _finish(self, slot: int, reason: StopReason) -> None:
         request = self._active.pop(slot)
-        self._order = np.fromiter(self._active, np.int64, len(self._active))
+        self._order = np.sort(np.fromiter(self._active, np.int64, len(self._active)))
         result = self.rows.result(slot, self.cache, request, reason)
         self.cache.release(slot)
         self.rows.stop(slot, request)
@@ -280,19 +286,17 @@ class Engine:
 
 def _checked(tokens: Sequence[int], params: SamplingParams, max_length: int, vocab: int) -> np.ndarray:
     """``tokens`` as int32. Raises InferenceFault when the request can never run."""
-    if not len(tokens):
+    known = np.asarray(tokens)
+    if known.size == 0:
         raise InferenceFault("generate: tokens is empty")
+    if known.ndim != 1 or known.dtype.kind not in "iu":
+        raise InferenceFault("generate: tokens must be a list of integers")
     if len(tokens) >= max_length:
         raise InferenceFault(f"generate: {len(tokens)} tokens leave no room; a context holds {max_length}")
     if params.max_new_tokens < 1:
         raise InferenceFault(f"generate: max_new_tokens is {params.max_new_tokens}; at least 1")
     if not 0.0 <= params.temperature < float("inf"):
         raise InferenceFault(f"generate: temperature is {params.temperature}; 0 or more")
-    known = np.asarray(tokens, np.int64)
     if known.min() < 0 or known.max() >= vocab or any(not 0 <= i < vocab for i in params.stop_token_ids):
         raise InferenceFault(f"generate: a token id is outside 0..{vocab - 1}")
     return known.astype(np.int32)
-
-
-def random_seed() -> int:
-    return secrets.randbits(63)

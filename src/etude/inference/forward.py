@@ -46,6 +46,9 @@ class Batch:
     longest: int
     """Most positions that a single row may attend to (0 without single rows)."""
     chunks: tuple[Chunk, ...]
+    low: int = 0
+    span: int = 0
+    """When not 0, single rows lie in slots ``[low, low + span)`` so densely that these are read in place, not gathered."""
 
 
 class ServedModel:
@@ -57,9 +60,6 @@ class ServedModel:
         cos, sin = model.rotary.angles(torch.arange(max_length), max_length)
         self.rotation = torch.complex(cos, sin)
         """``[max_length, P / 2]``: rotation of a pair as a complex number."""
-        future = torch.ones(max_length, max_length, dtype=torch.bool).triu(1)
-        self.mask = torch.zeros(max_length, max_length).masked_fill(future, float("-inf"))
-        """Row p: 0 for positions up to p, -inf after."""
 
     def forward(self, batch: Batch, cache: KVCache) -> tuple[Tensor, Tensor]:
         """(hidden ``[N, D]`` before the final norm, experts int64 ``[N, moe_layers, k]``); stores the keys."""
@@ -91,10 +91,27 @@ class _Step:
         self.rotation = served.rotation[batch.positions][:, None]
         self.rows = batch.slots[:n]
         self.visible = min(-(-batch.longest // VISIBLE_STEP) * VISIBLE_STEP, cache.max_length)
-        self.mask = served.mask[:, : self.visible].index_select(0, batch.positions[:n])[:, None]
+        self.low, span = batch.low, batch.span
+        self.spread = None if span in (0, n) else self.rows - batch.low
+        """Where single rows lie in ``[low, low + span)``; None when they fill it, or are gathered (span 0)."""
+        self.span = span
+        mask = _mask(batch.positions[:n], self.visible)[:, None]
+        self.mask = mask if self.spread is None else self.scatter(mask)
         self.chunk_masks = [
-            served.mask[chunk.start : chunk.end, : chunk.end] if chunk.start else None for chunk in batch.chunks
+            _mask(torch.arange(chunk.start, chunk.end), chunk.end) if chunk.start else None for chunk in batch.chunks
         ]
+
+
+    def scatter(self, rows: Tensor) -> Tensor:
+        """``rows [n, ...]`` at their places in ``[span, ...]``, zeros between."""
+        assert self.spread is not None
+        return rows.new_zeros(self.span, *rows.shape[1:]).index_copy_(0, self.spread, rows)
+
+
+def _mask(positions: Tensor, visible: int) -> Tensor:
+    """Float ``[len(positions), visible]``: 0 for what a position may attend to, -inf for its future."""
+    future = torch.arange(visible) > positions[:, None]
+    return torch.zeros(future.shape).masked_fill_(future, float("-inf"))
 
 
 class _Layer:
@@ -136,7 +153,8 @@ class _Layer:
             out, keys = out[:, : -(self.rank + self.rope)], out[:, -(self.rank + self.rope) :]
             out = torch.cat((F.linear(a.q_a_norm(out), self.query), keys), dim=-1)
         split = self.heads * self.nope
-        turned = out[:, split : split + (self.heads + 1) * self.rope].unflatten(1, (self.heads + 1, self.rope // 2, 2))
+        pairs = (self.heads + 1, self.rope // 2, 2)
+        turned = out[:, split : split + (self.heads + 1) * self.rope].view(count, *pairs)
         turned = torch.view_as_real(torch.view_as_complex(turned) * step.rotation).flatten(2)
         latent = a.kv_a_norm(out[:, -self.rank :])
         new = torch.cat((latent, turned[:, -1]), dim=-1)
@@ -144,14 +162,21 @@ class _Layer:
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, step: _Step, keys: Tensor) -> Tensor:
         """One new position per row: scores against the latents themselves."""
-        held = keys[:, : step.visible].index_select(0, step.rows)
+        if step.span:
+            held = keys[step.low : step.low + step.span, : step.visible]
+        else:
+            held = keys[:, : step.visible].index_select(0, step.rows)
         q_latent = torch.bmm(q_nope.transpose(0, 1), self.absorb_key).transpose(0, 1)
         q = torch.cat((q_latent, q_rope), dim=-1)
+        if step.spread is not None:
+            q = step.scatter(q)
         mask = step.mask.expand(-1, self.heads, -1)
         scores = torch.baddbmm(mask, q, held.transpose(1, 2), alpha=self.attention.scale)
         out = torch.bmm(scores.softmax(dim=-1), held[..., : self.rank])
+        if step.spread is not None:
+            out = out.index_select(0, step.spread)
         out = torch.bmm(out.transpose(0, 1), self.absorb_value).transpose(0, 1)
-        return out.reshape(len(q), self.heads * self.value)
+        return out.reshape(step.batch.num_single, self.heads * self.value)
 
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, held: Tensor, mask: Tensor | None) -> Tensor:
         """A chunk of one row: up-project what it sees (``held [T, R + P]``), then ordinary attention."""
@@ -165,5 +190,3 @@ class _Layer:
             q[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=self.attention.scale
         )
         return out[0].transpose(0, 1).reshape(q.shape[1], self.heads * self.value)
-
-

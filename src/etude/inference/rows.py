@@ -50,7 +50,12 @@ class Rows:
         return uniforms(self.seed[slots], total[slots] - self.prompt[slots])
 
     def record(
-        self, slots: Ints, cache: KVCache, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], version: PolicyVersion
+        self,
+        slots: Ints,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        version: PolicyVersion,
     ) -> NDArray[np.bool_]:
         """Append one sampled token a slot; which of them have ended."""
         at = cache.total[slots]

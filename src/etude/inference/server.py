@@ -1,12 +1,15 @@
-"""The inference service: one engine over HTTP, in a process of its own (``python -m etude.inference.server``).
+"""The inference service: one engine over HTTP, in a process of its own (``python -m etude.inference.server CONFIG_JSON``).
 
 Routes (bearer key; JSON)::
 
-    POST /v1/tokens/generate      {"tokens", "params", "session", "experts_start"} -> Completion
-    POST /v1/sessions/close       {"session"}
+    POST /v1/tokens/generate      {"tokens", SamplingParams fields, "session", "experts_start"} -> Completion
+    POST /v1/sessions/{id}/close  -> {}
     POST /v1/weights/update       {"version"} -> {"version", "content_hash"}   pulled from the object store, swapped in flight
-    POST /v1/chat/completions, /v1/completions; GET /v1/models                 OpenAI-compatible
+    POST /v1/chat/completions, /v1/completions; GET /v1/models                 OpenAI-compatible, streaming too
     GET  /health                  version, content hash, load
+
+Errors have the form of OpenAI's API: ``{"error": {"type", "message", "param", "code"}}``. A client that goes away cancels what it
+asked for; a request that passes its deadline is cancelled and answered with 504.
 """
 
 from __future__ import annotations
@@ -15,134 +18,86 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
+import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import orjson
 import uvicorn
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from torch import Tensor
 
-from etude.base.config import Config
-from etude.base.errors import CheckpointError, EtudeError, InferenceFault, UserError, WeightSyncError
+from etude.base.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    EtudeError,
+    InferenceFault,
+    UserError,
+    WeightSyncError,
+)
 from etude.base.records import SamplingParams
-from etude.data.chat import ChatCodec
-from etude.data.tokenizer import load_tokenizer
-from etude.inference.engine import Engine, EngineConfig
-from etude.inference.loop import EngineLoop
-from etude.inference.openai import ChatBody, CompletionBody, OpenAIServer
-from etude.models.checkpoint import export_state, load_checkpoint
-from etude.weights.content import content_hash
-from etude.weights.store import Store
-from etude.weights.subscriber import WeightSubscriber
+from etude.inference.openai import OpenAIServer
+from etude.inference.openai_bodies import ChatBody, CompletionBody
+from etude.inference.service import InferenceService, ServerConfig
 
 KEY_VARIABLE = "ETUDE_INFERENCE_KEY"
+SAMPLING_FIELDS = frozenset(SamplingParams.model_fields)
+
+Body = dict[str, Any]
+Handler = Callable[[InferenceService, Request, Body], Awaitable[Response]]
 
 
-class ServerConfig(Config):
-    """What one inference server serves."""
-
-    checkpoint: str
-    """Hugging Face directory: shape, tokenizer and first weights."""
-    store: str = ""
-    """Object store (folder or URL) that weight updates are pulled from; empty refuses updates."""
-    host: str = "127.0.0.1"
-    port: int = Field(8100, ge=1, le=65535)
-    engine: EngineConfig = EngineConfig()
-    tools: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Tool name -> argument names, for the chat endpoint's tool calls."""
-    deadline_seconds: float = Field(120.0, gt=0)
-    """Bound of one request."""
-    max_body_bytes: int = 8 << 20
-
-
-class InferenceService:
-    """State of the service."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        directory = Path(config.checkpoint)
-        self.config = config
-        model = load_checkpoint(directory)
-        self.codec = ChatCodec(load_tokenizer(directory), config.tools)
-        self.loop = EngineLoop(Engine(model, config.engine))
-        self.openai = OpenAIServer(self.loop, self.codec, directory.name)
-        self.subscriber = WeightSubscriber(Store(config.store)) if config.store else None
-        self._held: tuple[int, dict[str, Tensor]] | None = None
-        self.content_hash = content_hash(export_state(model))
-        self._updating = asyncio.Lock()
-
-    async def update(self, version: int) -> dict[str, Any]:
-        """Pull, verify and swap in a version; the one that is served stays when anything is wrong."""
-        if self.subscriber is None:
-            raise WeightSyncError("this server has no object store; start it with store=...")
-        async with self._updating:
-            state = await asyncio.to_thread(self.subscriber.fetch, version, self._held)
-            await self.loop.swap(state, version)
-            self._held = (version, state)
-            self.content_hash = await asyncio.to_thread(content_hash, state)
-        return {"version": version, "content_hash": self.content_hash}
-
-    def health(self) -> dict[str, Any]:
-        return {
-            "version": self.loop.engine.version,
-            "content_hash": self.content_hash,
-            "swap_pause_seconds": self.loop.pause_seconds,
-            **self.loop.engine.load,
-        }
-
-
-Handler = Callable[[InferenceService, dict[str, Any]], Awaitable[Response]]
-
-
-async def _generate(service: InferenceService, body: dict[str, Any]) -> Response:
-    completion = await service.loop.generate(
+async def _generate(service: InferenceService, request: Request, body: Body) -> Response:
+    result = await service.loop.generate(
         body["tokens"],
-        SamplingParams.model_validate(body["params"]),
+        SamplingParams.model_validate({name: body[name] for name in body.keys() & SAMPLING_FIELDS}),
         session=str(body["session"]),
         experts_start=int(body.get("experts_start", 0)),
         deadline=service.config.deadline_seconds,
     )
-    return Response(completion.model_dump_json(), media_type="application/json")
+    return Response(result.to_json(), media_type="application/json")
 
 
-async def _close(service: InferenceService, body: dict[str, Any]) -> Response:
-    service.loop.close_session(str(body["session"]))
+async def _close(service: InferenceService, request: Request, body: Body) -> Response:
+    service.loop.close_session(request.path_params["session"])
     return _json({})
 
 
-async def _update(service: InferenceService, body: dict[str, Any]) -> Response:
+async def _update(service: InferenceService, request: Request, body: Body) -> Response:
     return _json(await service.update(int(body["version"])))
 
 
-async def _chat(service: InferenceService, body: dict[str, Any]) -> Response:
+async def _chat(service: InferenceService, request: Request, body: Body) -> Response:
     parsed = ChatBody.model_validate(body)
-    deadline = service.config.deadline_seconds
     if parsed.stream:
-        return StreamingResponse(service.openai.stream(parsed, deadline), media_type="text/event-stream")
-    return _json(await service.openai.chat(parsed, deadline))
+        return _events(await OpenAIServer(service).stream_chat(parsed))
+    return _json(await OpenAIServer(service).chat(parsed))
 
 
-async def _complete(service: InferenceService, body: dict[str, Any]) -> Response:
-    return _json(await service.openai.complete(CompletionBody.model_validate(body), service.config.deadline_seconds))
+async def _complete(service: InferenceService, request: Request, body: Body) -> Response:
+    parsed = CompletionBody.model_validate(body)
+    if parsed.stream:
+        return _events(await OpenAIServer(service).stream_completion(parsed))
+    return _json(await OpenAIServer(service).complete(parsed))
 
 
-async def _models(service: InferenceService, body: dict[str, Any]) -> Response:
-    model = {"id": service.openai.model_name, "object": "model", "created": 0, "owned_by": "etude"}
+async def _models(service: InferenceService, request: Request, body: Body) -> Response:
+    model = {"id": service.model_name, "object": "model", "created": 0, "owned_by": "etude"}
     return _json({"object": "list", "data": [model]})
 
 
-async def _health(service: InferenceService, body: dict[str, Any]) -> Response:
+async def _health(service: InferenceService, request: Request, body: Body) -> Response:
     return _json(service.health())
 
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/tokens/generate", _generate),
-    ("POST", "/v1/sessions/close", _close),
+    ("POST", "/v1/sessions/{session:path}/close", _close),
     ("POST", "/v1/weights/update", _update),
     ("POST", "/v1/chat/completions", _chat),
     ("POST", "/v1/completions", _complete),
@@ -152,83 +107,167 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 
 def _endpoint(service: InferenceService, key: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Authentication, body limit and the one place where errors become answers."""
+    """Authentication, body limit, disconnects, and the one place where errors become answers."""
     expected = f"Bearer {key}".encode()
 
     async def serve(request: Request) -> Response:
         if key and not secrets.compare_digest(request.headers.get("authorization", "").encode(), expected):
-            return _error(401, "unauthorized", "missing or wrong key")
-        if int(request.headers.get("content-length") or 0) > service.config.max_body_bytes:
-            return _error(413, "too_large", f"body above {service.config.max_body_bytes} bytes")
+            return _error(401, "authentication_error", "missing or wrong key")
         try:
-            raw = await request.body()
+            raw = await _read(request, service.config.max_body_bytes)
+            if raw is None:
+                return _error(413, "too_large", f"the body is above {service.config.max_body_bytes} bytes")
             body = orjson.loads(raw) if raw else {}
             if not isinstance(body, dict):
                 return _error(400, "invalid_request_error", "the body must be a JSON object")
-            return await handler(service, body)
-        except (WeightSyncError, CheckpointError) as error:
-            return _error(409, "weights", str(error))
-        except InferenceFault as error:
-            return _error(503 if "no completion" in str(error) else 400, "inference", str(error))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            return _error(400, "invalid_request_error", f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-        except (KeyError, ValueError, TypeError) as error:
-            return _error(400, "invalid_request_error", f"{type(error).__name__}: {error}"[:300])
+            return await _unless_gone(request, handler(service, request, body))
+        except Exception as error:
+            return _answer(error)
 
     return serve
 
 
-def _json(value: dict[str, Any]) -> Response:
+def _answer(error: Exception) -> Response:
+    """The answer to an error. Anything unexpected is raised again (the server logs it and answers 500)."""
+    if isinstance(error, WeightSyncError | CheckpointError):
+        return _error(409, "weights", str(error))
+    if isinstance(error, DeadlineExceeded):
+        return _error(504, "deadline", str(error))
+    if isinstance(error, InferenceFault):
+        alive = "not running" not in str(error)
+        return _error(400, "invalid_request_error", str(error)) if alive else _error(503, "engine", str(error))
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        param = ".".join(map(str, problem["loc"]))
+        return _error(400, "invalid_request_error", f"{param or 'body'}: {problem['msg']}", param)
+    if isinstance(error, KeyError):
+        return _error(400, "invalid_request_error", f"{error.args[0]}: missing", str(error.args[0]))
+    if isinstance(error, ValueError | TypeError):
+        return _error(400, "invalid_request_error", f"{type(error).__name__}: {error}"[:300])
+    raise error
+
+
+async def _read(request: Request, limit: int) -> bytes | None:
+    """The body, or None when it is longer than ``limit`` (whatever its header says)."""
+    if int(request.headers.get("content-length") or 0) > limit:
+        return None
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _unless_gone(request: Request, work: Awaitable[Response]) -> Response:
+    """The result of ``work``, which is cancelled when the client goes away."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    except ClientDisconnect:
+        return Response(status_code=499)
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+def _json(value: Body) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-def _error(status: int, kind: str, message: str) -> Response:
-    return Response(
-        orjson.dumps({"error": {"type": kind, "message": message, "code": status}}), status, media_type="application/json"
-    )
+def _events(chunks: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(chunks, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
-def create_app(config: ServerConfig, key: str) -> FastAPI:
-    """The application. Raises CheckpointError."""
+def _error(status: int, kind: str, message: str, param: str | None = None) -> Response:
+    error = {"type": kind, "message": message, "param": param, "code": status}
+    return Response(orjson.dumps({"error": error}), status, media_type="application/json")
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    what = "no such route" if status == 404 else "method not allowed"
+    return _error(status, "invalid_request_error", f"{request.method} {request.url.path}: {what}")
+
+
+def create_app(config: ServerConfig, key: str) -> Starlette:
+    """The application; without a key everybody may ask. Raises CheckpointError."""
     service = InferenceService(config)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.loop.start()
         yield
-        service.loop.stop()
+        await asyncio.to_thread(service.loop.stop)
 
-    app = FastAPI(title="Etude inference", lifespan=lifespan)
-    for method, path, handler in ROUTES:
-        app.router.routes.append(Route(path, _endpoint(service, key, handler), methods=[method]))
-    return app
+    routes = [Route(path, _endpoint(service, key, handler), methods=[method]) for method, path, handler in ROUTES]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _no_route, 405: _no_route})
 
 
-def serve(config: ServerConfig, key: str = "") -> None:
-    """Serve until stopped. Raises UserError when the port is in use, CheckpointError for the checkpoint."""
-    app = create_app(config, key)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, host=config.host, port=config.port, log_level="warning", access_log=False, timeout_graceful_shutdown=1,
-            loop="uvloop", http="httptools",
-        )
+def serve(config: ServerConfig, key: str = "", *, listening: socket.socket | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then answer what runs (for at most two seconds) and return.
+
+    ``listening`` is a bound socket to serve on instead of host and port. Raises UserError when the port is in use,
+    CheckpointError for the checkpoint.
+    """
+    bound = listening or _bind(config.host, config.port)
+    try:
+        app = create_app(config, key)
+    except BaseException:
+        bound.close()
+        raise
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, loop="uvloop", http="httptools",
+        timeout_keep_alive=75, backlog=2048,
     )  # fmt: skip
-    try:
-        server.run()
-    except SystemExit:
-        raise UserError(f"port {config.port} on {config.host} is in use; choose another with port=...") from None
+    with _signals_end_it():
+        uvicorn.Server(settings).run(sockets=[bound])
 
 
-def main() -> int:
-    """Serve the ServerConfig given as JSON in the only argument; the key comes from the environment."""
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        serve(ServerConfig.model_validate_json(sys.argv[1]), os.environ.pop(KEY_VARIABLE, ""))
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise UserError(
+            f"port {port} on {host} cannot be used ({error.strerror}); choose another with port=..."
+        ) from None
+    return bound
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """uvicorn stops on the signals and then raises them again; here stopping is all they should do."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the ServerConfig given as JSON, on the descriptor of a listening socket when one is given too."""
+    listening = socket.socket(fileno=int(arguments[1])) if len(arguments) > 1 else None
+    try:
+        serve(ServerConfig.model_validate_json(arguments[0]), os.environ.pop(KEY_VARIABLE, ""), listening=listening)
     except EtudeError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
+    except ValidationError as error:
+        problem = error.errors()[0]
+        print(f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+        return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

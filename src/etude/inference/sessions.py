@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container
 
-
 from etude.inference.cache import KVCache
 
 
@@ -58,5 +57,3 @@ class Sessions:
 
     def touch(self, slot: int) -> None:
         self._used[slot] = next(self._clock)
-
-

@@ -28,7 +28,7 @@ class Cluster:
 
     def __init__(self, address: str = "") -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # the trainer must not starve behind the engine
         warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:

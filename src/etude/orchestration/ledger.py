@@ -1,51 +1,37 @@
-"""The append-only ledger of sample life cycles: SQLite in WAL mode, one row a move, legal moves in one table.
+"""The append-only ledger of a run: SQLite in WAL mode, one row a move of a sample.
 
-An *attempt* (task, 0..G-1) lives ``queued -> running -> verifying -> scored -> grouped``; a fault sends it back to ``queued``. The
-*group* of a task (attempt -1) is ``ready`` once all attempts are grouped, then ``trained``, or ``dropped`` with a reason at any time.
+Which moves are legal is in :mod:`etude.orchestration.lifecycle`; :func:`audit` replays a ledger and proves its accounts.
 """
 
 from __future__ import annotations
 
+import fcntl
 import sqlite3
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from etude.base.errors import EtudeError, UserError
+from etude.base.errors import DiskFullError, UserError
 from etude.base.records import PolicyVersion
+from etude.orchestration.audit import LedgerAudit, audit
+from etude.orchestration.lifecycle import GROUP, Accounts, Entry, IllegalMove, Move, read_moves
 
-GROUP = -1
-"""Attempt number of the group itself."""
-
-LEGAL: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("", "queued"),
-        ("queued", "running"),
-        ("running", "verifying"),
-        ("verifying", "scored"),
-        ("scored", "grouped"),
-        # faults and resumed runs start an attempt again
-        ("running", "queued"),
-        ("verifying", "queued"),
-        ("scored", "queued"),
-        ("grouped", "queued"),
-        # the group
-        ("", "ready"),
-        ("ready", "trained"),
-        ("ready", "dropped"),
-        ("", "dropped"),
-    }
-)
-
-
-class IllegalMove(EtudeError):
-    """A move that the table does not allow: a bug, or two owners of one run."""
+__all__ = ["GROUP", "IllegalMove", "Ledger", "LedgerAudit", "Move", "audit"]
 
 
 class Ledger:
-    """Writes moves; holds the latest state of every (task, attempt) in memory."""
+    """The one writer of a run's ledger; holds where everything stands in memory.
+
+    Opening locks it: a second owner of the same run directory is refused with a UserError. Raises DiskFullError on a full disk.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._lock = path.with_suffix(".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise UserError(f"run directory {path.parent}: another process is training there; stop it first") from None
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
@@ -54,93 +40,65 @@ class Ledger:
             "task_id TEXT NOT NULL, attempt INTEGER NOT NULL, from_state TEXT NOT NULL, to_state TEXT NOT NULL, "
             "reason TEXT NOT NULL, version INTEGER NOT NULL)"
         )
-        self.states: dict[tuple[str, int], str] = {
-            (task, attempt): state
-            for task, attempt, state in self._connection.execute(
-                "SELECT task_id, attempt, to_state FROM moves ORDER BY seq"
-            )
-        }
+        self._accounts = Accounts()
+        for _, move in read_moves(self._connection):
+            self._accounts.apply(move)
 
     def move(self, task_id: str, attempt: int, to: str, *, version: PolicyVersion, reason: str = "") -> None:
-        """Append one move. Raises IllegalMove."""
-        before = self.states.get((task_id, attempt), "")
-        if (before, to) not in LEGAL:
-            raise IllegalMove(f"ledger: {task_id} attempt {attempt} cannot go from {before or 'nothing'} to {to}")
-        self._connection.execute(
-            "INSERT INTO moves (time, task_id, attempt, from_state, to_state, reason, version) VALUES (?,?,?,?,?,?,?)",
-            (time.time(), task_id, attempt, before, to, reason, version),
-        )
-        self.states[task_id, attempt] = to
+        """Append one move. Raises IllegalMove, DiskFullError."""
+        self.move_all([Move(task_id, attempt, to, version, reason)])
+
+    def move_all(self, moves: Iterable[Move], *, durable: bool = False) -> None:
+        """Append moves: all or, when the process dies, none. ``durable``: they also survive a power cut. Raises as move."""
+        full = f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}"
+        try:
+            self._connection.execute(full)
+            self._connection.execute("BEGIN")
+            for move in moves:
+                if problem := self._accounts.problem(move):
+                    raise IllegalMove(f"ledger: {problem}")
+                before = self.state(move.task_id, move.attempt)
+                self._connection.execute(
+                    "INSERT INTO moves (time, task_id, attempt, from_state, to_state, reason, version) "
+                    "VALUES (?,?,?,?,?,?,?)",
+                    (time.time(), move.task_id, move.attempt, before, move.to, move.reason, move.version),
+                )
+                self._accounts.apply(move)
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._reload()
+            if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+                raise DiskFullError("no space left on the disk of the ledger; free some and resume the run") from None
+            raise
+
+    def state(self, task_id: str, attempt: int) -> str:
+        """Where an attempt stands; an empty string when it never moved."""
+        return self._accounts.entry(task_id, attempt).state
 
     def group_state(self, task_id: str) -> str:
-        """``ready``, ``trained``, ``dropped``, or "" while attempts are open."""
-        return self.states.get((task_id, GROUP), "")
+        """``queued`` while attempts are open, ``ready``, ``trained``, ``dropped``; an empty string when unknown."""
+        return self.state(task_id, GROUP)
+
+    def entry(self, task_id: str, attempt: int) -> Entry:
+        return self._accounts.entry(task_id, attempt)
+
+    def task_ids(self) -> list[str]:
+        """All tasks that ever moved, in the order they were started."""
+        return list(self._accounts.tasks)
+
+    def entries(self, task_id: str) -> Mapping[int, Entry]:
+        """Attempt (GROUP for the group itself) -> where it stands."""
+        return self._accounts.tasks.get(task_id, {})
 
     def close(self) -> None:
+        """Idempotent."""
         self._connection.close()
+        self._lock.close()
 
-
-@dataclass(frozen=True)
-class LedgerAudit:
-    """The accounts of a run: every prompt is trained once, dropped with a reason, or pending."""
-
-    trained: int
-    dropped: dict[str, int]
-    """Reason -> prompts."""
-    ready: int
-    open: int
-    """Prompts whose attempts are still running or queued."""
-    faults: int
-    """Attempts that were started again."""
-    problems: tuple[str, ...] = field(default_factory=tuple)
-
-    @property
-    def consistent(self) -> bool:
-        return not self.problems
-
-    def __str__(self) -> str:
-        total = self.trained + sum(self.dropped.values()) + self.ready + self.open
-        lines = [f"{total} prompts: {self.trained} trained once, {self.ready} ready, {self.open} open"]
-        lines += [f"  dropped, {reason}: {count}" for reason, count in sorted(self.dropped.items())]
-        lines.append(f"{self.faults} attempts were started again")
-        lines += [f"PROBLEM: {problem}" for problem in self.problems]
-        lines.append("the ledger balances" if self.consistent else "the ledger does NOT balance")
-        return "\n".join(lines)
-
-
-def audit(path: Path) -> LedgerAudit:
-    """Replay a ledger and check every move. ``path`` is a run directory or the ledger file. Raises UserError."""
-    file = path / "ledger.sqlite" if path.is_dir() else path
-    if not file.exists():
-        raise UserError(f"ledger {file}: no such file; is this the directory of an RL run?")
-    connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
-    states: dict[tuple[str, int], str] = {}
-    trained: dict[str, int] = {}
-    dropped: dict[str, int] = {}
-    problems: list[str] = []
-    faults = 0
-    for task, attempt, before, to, reason in connection.execute(
-        "SELECT task_id, attempt, from_state, to_state, reason FROM moves ORDER BY seq"
-    ):
-        if states.get((task, attempt), "") != before or (before, to) not in LEGAL:
-            problems.append(f"{task} attempt {attempt}: illegal move {before or 'nothing'} -> {to}")
-        states[task, attempt] = to
-        faults += to == "queued" and before != ""
-        if to == "trained":
-            trained[task] = trained.get(task, 0) + 1
-        elif to == "dropped":
-            dropped[reason] = dropped.get(reason, 0) + 1
-            if not reason:
-                problems.append(f"{task}: dropped without a reason")
-    connection.close()
-    problems += [f"{task}: trained {count} times" for task, count in trained.items() if count > 1]
-    groups = {task: state for (task, attempt), state in states.items() if attempt == GROUP}
-    tasks = {task for task, _ in states}
-    return LedgerAudit(
-        trained=len(trained),
-        dropped=dropped,
-        ready=sum(state == "ready" for state in groups.values()),
-        open=len(tasks - groups.keys()),
-        faults=faults,
-        problems=tuple(problems),
-    )
+    def _reload(self) -> None:
+        """Forget the moves of a transaction that was rolled back."""
+        self._accounts = Accounts()
+        for _, move in read_moves(self._connection):
+            self._accounts.apply(move)

@@ -45,6 +45,10 @@ class DataConfig(Config):
     """Weight of edit documents."""
     texts: float = 0.0
     """Weight of the generated task repositories (training split)."""
+    text_edits: float = 0.0
+    """Weight of edit documents over the functions of those repositories."""
+    edit_context_weight: float = Field(1.0, ge=0.0, le=1.0)
+    """Loss weight, in edit documents, of what is shown; the edits and answers weigh 1."""
 
 
 class PretrainConfig(Config):
@@ -155,10 +159,12 @@ def _sources(
     sources: list[tuple[float, Source]] = [
         (data.code, CodeSource(files, codec, window_chars=3 * length)),
         (data.functions, TextSource(snippets, codec, per_document=3)),
-        (data.edits, EditSource(snippets, codec, max_tokens=length)),
+        (data.edits, EditSource(snippets, codec, length, data.edit_context_weight)),
     ]
     if texts:
+        generated = [snippet for text in texts for snippet in functions(text)]
         sources.append((data.texts, TextSource(texts, codec)))
+        sources.append((data.text_edits, EditSource(generated, codec, length, data.edit_context_weight)))
     return [(weight, source) for weight, source in sources if weight > 0]
 
 
@@ -170,7 +176,7 @@ def _held_out(
     length = config.stage.row_length
     sources: dict[str, Source] = {"code": CodeSource(held, codec, window_chars=3 * length)}
     if config.data.edits > 0:
-        sources["edits"] = EditSource(_functions(held), codec, max_tokens=length)
+        sources["edits"] = EditSource(_functions(held), codec, length, config.data.edit_context_weight)
     if texts:
         sources["texts"] = TextSource(texts, codec)
     rows = min(8, config.stage.rows_per_step)

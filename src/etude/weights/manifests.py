@@ -7,8 +7,8 @@ Layout::
     manifests/VVVVVVVV-EEEEEE-delta.json     version V from its parent   } that is up to date never downloads one
     bases/..., deltas/...                    the files, named by version and digest
 
-A writer of epoch E that publishes version V takes over from there: what older epochs wrote for V and above is void, also when it arrives
-later (a replaced trainer that had not noticed). A manifest that cannot be read does not count.
+A writer of epoch E that publishes version V takes over from there: what older epochs wrote for V and above is void, also when
+it arrives later (a replaced trainer that had not noticed). A manifest that cannot be read does not count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trainer's end of the chain: a base, then deltas, a base again every so often; files first, the manifest last.
 
-There is one writer. A publisher claims a fencing epoch above every other before it writes, and stops itself as soon as it sees a higher
-one; subscribers believe no manifest that a later writer made void (:mod:`etude.weights.manifests`).
+There is one writer. A publisher claims a fencing epoch above every other before it writes, and stops itself as soon as it sees a
+higher one; subscribers believe no manifest that a later writer made void (:mod:`etude.weights.manifests`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Published:
 class WeightPublisher:
     """Publishes versions in rising order; not thread-safe (one trainer loop), its background thread is its own.
 
-    Opened over a store that has versions, it goes on with a higher epoch and a new base. ``epoch`` None takes the next free one; a
-    given one that is not above all others is refused. Raises WeightSyncError.
+    Opened over a store that has versions, it goes on with a higher epoch and a new base. ``epoch`` None takes the next free one;
+    a given one that is not above all others is refused. Raises WeightSyncError.
     """
 
     def __init__(self, store: ObjectStore, *, base_every: int = 25, epoch: int | None = None) -> None:
@@ -51,15 +51,18 @@ class WeightPublisher:
         self._pending: tuple[PolicyVersion, Future[WeightManifest]] | None = None
 
     def publish(self, version: PolicyVersion, state: State) -> WeightManifest:
-        """Write ``version`` and wait for it; ``state`` is copied. Raises WeightSyncError, DiskFullError, DeadlineExceeded."""
+        """Write ``version`` and wait for it; ``state`` is copied. The manifest of its delta, or of its base when it has none.
+
+        Raises WeightSyncError, DiskFullError, DeadlineExceeded.
+        """
         self.flush()
         return self._publish(version, snapshot(state))
 
     def publish_async(self, version: PolicyVersion, state: State) -> Future[WeightManifest]:
         """Copy ``state`` now, encode and write in the background.
 
-        The error of a version surfaces from its future, and, where nobody looked, at the next call of any method; that call has then
-        done nothing, and may be repeated: deltas start from the last version that was published whole.
+        The error of a version surfaces from its future, and, where nobody looked, at the next call of any method; that call has
+        then done nothing, and may be repeated: deltas start from the last version that was published whole.
         """
         clock = time.monotonic()
         self.flush()
@@ -101,17 +104,15 @@ class WeightPublisher:
             raise WeightSyncError(f"weights: version {version} does not come after {last.version}, which is published")
         base_due = last is None or self._since_base + 1 >= self.base_every
         digests = tensor_digests(state)
-        written: WeightManifest | None = None
+        written: list[WeightManifest] = []
         if last is not None:
-            written = self._write("delta", version, last, encode(last.state, state), state, digests)
+            written.append(self._write("delta", version, last, encode(last.state, state), state, digests))
         if base_due:
-            base = self._write("base", version, None, encode_base(state), state, digests)
-            written = written or base
-        assert written is not None
+            written.append(self._write("base", version, None, encode_base(state), state, digests))
         self._last = _Published(version, state, digests)
         self._since_base = 0 if base_due else self._since_base + 1
         self.published_seconds = time.monotonic() - clock
-        return written
+        return written[0]
 
     def _write(
         self,
@@ -142,7 +143,8 @@ class WeightPublisher:
 def _claim(store: ObjectStore, wanted: int | None) -> int:
     """A fencing epoch that nobody else holds, without conditional writes.
 
-    Write a claim, then look: of two that claimed the same epoch, the one with the greater nonce claims a higher one, which fences the other.
+    Write a claim, then look: of two that claimed the same epoch, the one with the greater nonce claims a higher one,
+    which fences the other.
     """
     nonce = uuid.uuid4().hex[:12]
     while True:

@@ -1,7 +1,7 @@
 """An object store through ``obstore``: a folder, or any URL it knows (S3, GCS, Azure). Errors are typed here.
 
-Who writes: one publisher. Who reads: any number of subscribers. Objects are immutable and content-addressed, a ``put`` is atomic (a
-folder writes beside and renames), and no conditional write is relied on: many S3-compatible servers accept and ignore them.
+Who writes: one publisher. Who reads: any number of subscribers. Objects are immutable and content-addressed, a ``put`` is atomic
+(a folder writes beside and renames), and no conditional write is relied on: many S3-compatible servers accept and ignore them.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Store:
 
     def __init__(self, location: str) -> None:
         self._location = location
+        self._store: obstore.store.ObjectStore
         try:
             if "://" not in location:
                 self._store = LocalStore(prefix=Path(location).resolve(), mkdir=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from etude.base.errors import WeightSyncError
 from etude.base.records import PolicyVersion, WeightManifest
-from etude.weights.codec import State, Tensor, apply
+from etude.weights.codec import State, StateDict, apply
 from etude.weights.content import content_hash
 from etude.weights.manifests import Link, live_links, read_manifest
 from etude.weights.store import ObjectStore, sha256
@@ -62,11 +62,11 @@ class WeightSubscriber:
                 continue  # torn: the version before it is the newest
         return None
 
-    def fetch(self, version: PolicyVersion, held: Held | None = None) -> dict[str, Tensor]:
+    def fetch(self, version: PolicyVersion, held: Held | None = None) -> StateDict:
         """The state of ``version``; the SHA-256 of every object and the content hash of the result were checked.
 
-        Ways are tried by the bytes they need: from ``held`` along the deltas, or from a base. A corrupt or missing object is named
-        in :attr:`report` when another way goes round it, else in the WeightSyncError that is raised.
+        Ways are tried by the bytes they need: from ``held`` along the deltas, or from a base. A corrupt or missing object is
+        named in :attr:`report` when another way goes round it, else in the WeightSyncError that is raised.
         """
         clock = time.monotonic()
         problems: list[str] = []
@@ -122,7 +122,7 @@ class WeightSubscriber:
                     problems.append(str(error))
         return found
 
-    def _rebuild(self, start: State, manifests: tuple[WeightManifest, ...]) -> dict[str, Tensor]:
+    def _rebuild(self, start: State, manifests: tuple[WeightManifest, ...]) -> StateDict:
         state = dict(start)
         for manifest in manifests:
             for file in manifest.files:

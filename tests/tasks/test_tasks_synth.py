@@ -1,0 +1,118 @@
+"""Promises of the generated family: distinct, balanced, disjoint, deterministic, and every sampled task is sound."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from etude.base.records import AnswerVerifier, Task
+from etude.rewards.verifiers import verify
+from etude.tasks.check import check_tasks, solve
+from etude.tasks.synth import corpus, generate
+from etude.tasks.synth.repository import runner
+from local_pods import LocalPods
+
+
+@pytest.fixture(scope="module")
+def train() -> list[Task]:
+    return generate("train", 2000, 0)
+
+
+@pytest.fixture(scope="module")
+def held_out() -> list[Task]:
+    return generate("heldout", 400, 0)
+
+
+def test_two_thousand_distinct_tasks_in_eight_categories(train: list[Task], held_out: list[Task]) -> None:
+    assert len({task.id for task in train}) == 2000
+    assert len({task.id for task in held_out}) == 400
+    counts = Counter(task.category for task in train)
+    assert len(counts) == 8
+    assert max(counts.values()) == min(counts.values()) == 250
+
+
+def test_held_out_tasks_share_no_template_instance_with_any_seed_of_training(held_out: list[Task]) -> None:
+    held = {task.template for task in held_out}
+    for seed in range(3):
+        assert not held & {task.template for task in generate("train", 400, seed)}
+
+
+def test_generation_is_a_function_of_its_arguments(train: list[Task]) -> None:
+    assert generate("train", 50, 0) == train[:50]
+    assert generate("train", 50, 1) != train[:50]
+    assert corpus("train", 20, 3) == corpus("train", 20, 3)
+
+
+def test_sampled_tasks_are_sound(train: list[Task], held_out: list[Task]) -> None:
+    pods = LocalPods()
+    chosen = random.Random(0).sample(train, 64) + random.Random(1).sample(held_out, 32)
+    reports = asyncio.run(check_tasks(chosen, pods, verify))
+    assert [report for report in reports if not report.sound] == []
+    assert pods.alive == 0
+
+
+def test_requests_and_workspaces_are_small(train: list[Task]) -> None:
+    for task in train:
+        assert len(task.instruction) < 160
+        visible = {path: text for path, text in task.files.items() if not path.startswith(".")}
+        assert sum(len(text) for text in visible.values()) < 1800
+        assert all(text.count("\n") <= 40 for text in visible.values())
+
+
+def test_no_answer_is_in_its_question(train: list[Task]) -> None:
+    for task in train:
+        if isinstance(task.verifier, AnswerVerifier) and task.verifier.accepted[0].isidentifier():
+            assert task.verifier.accepted[0] not in task.instruction.replace("?", "").split()
+
+
+def test_solutions_follow_their_own_line_numbers(train: list[Task]) -> None:
+    for task in train[:200]:
+        files, message, _ = solve(task)
+        assert message
+        assert all(isinstance(text, str) for text in files.values())
+
+
+def run_tests(folder: Path, files: dict[str, str]) -> tuple[int, str]:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "run_tests.py").write_text(runner())
+    done = subprocess.run([sys.executable, "-I", "-S", "run_tests.py"], cwd=folder, capture_output=True, text=True, timeout=20)
+    return done.returncode, done.stdout
+
+
+MODULE = "def total(a, b):\n    return a - b\n"
+
+
+def test_the_runner_says_what_it_got(tmp_path: Path) -> None:
+    test = "from lib import total\n\n\ndef test_total():\n    assert total(1, 2) == 3\n\n\ndef test_zero():\n    assert total(0, 0) == 0\n"
+    assert run_tests(tmp_path, {"lib.py": MODULE, "test_lib.py": test}) == (
+        1,
+        "FAIL test_total: total(1, 2) == 3 got -1\n1 failed 1 passed\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "raise SystemExit(0)",
+        "def total(a, b): import os; os._exit(0)",
+        "def total(a, b): raise KeyboardInterrupt",
+        "class E:\n    def __eq__(self, other): raise SystemExit(0)\ndef total(a, b): return E()",
+    ],
+)
+def test_exit_tricks_do_not_pass(tmp_path: Path, trick: str) -> None:
+    test = "from lib import total\n\n\ndef test_total():\n    assert total(1, 2) == 3\n"
+    code, _ = run_tests(tmp_path, {"lib.py": trick + "\n", "test_lib.py": test})
+    assert code != 0
+
+
+def test_no_tests_is_not_a_pass(tmp_path: Path) -> None:
+    assert run_tests(tmp_path, {"lib.py": MODULE})[0] == 5
