@@ -22,9 +22,11 @@ check: lint test
 
 install: $(VENV)/.installed
 
-# Trains again, from nothing, the base model that ships in src/etude/assets/base (about 70 minutes on one core).
+# Trains again, from nothing, the base model that ships in src/etude/assets/base (about 100 minutes on one core).
 base: $(VENV)/.installed
 	$(BIN)/etude pretrain recipes/base.toml --run runs/base
+	$(BIN)/etude pretrain recipes/base2.toml --run runs/base2
+	cp runs/base2/stages/pretrain/* src/etude/assets/base/
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/run_all.py

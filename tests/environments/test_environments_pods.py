@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -90,10 +91,8 @@ def test_paths_cannot_leave_the_workspace(path: str) -> None:
         with pytest.raises(PathEscape):
             await pod.write({path: "evil"})
         if "\0" not in path and path:
-            try:
+            with contextlib.suppress(PathEscape):
                 assert await pod.read(path) is None
-            except PathEscape:
-                pass
 
     in_pod(body)
 

@@ -17,8 +17,8 @@ import pytest
 from etude.base.errors import EnvironmentFault, PathEscape
 from etude.base.records import PodLimits
 from etude.environments.client import EnvironmentsClient
-from etude.environments.service import KEY_VARIABLE, PodService
 from etude.environments.namespaces import NamespaceBackend
+from etude.environments.service import KEY_VARIABLE, PodService
 from etude.orchestration.process import free_port
 
 KEY = "secret-key"
@@ -105,7 +105,7 @@ def test_a_wrong_key_and_bad_bodies_are_refused(url: str) -> None:
 
     async def bad(client: EnvironmentsClient) -> None:
         for body in ({"files": 3}, {"files": {}, "limits": {"memory": 1}}):
-            with pytest.raises(EnvironmentFault, match="bad_request|Error"):
+            with pytest.raises(EnvironmentFault, match=r"bad_request|Error"):
                 await client.call("POST", "/pods", body)
 
     with_client(url, wrong, key="other")

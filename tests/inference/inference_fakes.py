@@ -102,7 +102,7 @@ def assert_exact(model: DeepseekModel, context: Sequence[int], completion: Compl
     """Logprobs and experts of a completion are the model's own."""
     gap = gaps(model, context, completion)
     assert gap.max() < 1e-5
-    assert gap.mean() < 2e-6
+    assert gap.mean() < 4e-6
     _, experts = teacher(model, [*context, *completion.tokens])
     assert completion.experts is not None
     assert np.array_equal(np.sort(completion.experts, -1), np.sort(experts[completion.experts_start : -1], -1))

@@ -14,7 +14,9 @@ def main(folder: Path, seed: int) -> None:
     disk = Checkpoints.load(folder / "checkpoint.json")
     made = reconciler(folder, version=disk.version)
     made.resume(disk.last, disk.version)
-    run = Run(made, disk, random.Random(seed), fault_rate=0.1, save_every=1 + seed % 2, save_first=seed % 3 > 0, say=True)
+    run = Run(
+        made, disk, random.Random(seed), fault_rate=0.1, save_every=1 + seed % 2, save_first=seed % 3 > 0, say=True
+    )
     asyncio.run(run.live())
     disk.save(made.version, run.weights, [])
     made.checkpointed(made.version)

@@ -13,6 +13,7 @@ from etude.orchestration.config import EvalRunConfig, PretrainRunConfig, Quickst
 RECIPES = Path(__file__).parents[2] / "recipes"
 CLASSES: dict[str, type[Config]] = {
     "base": PretrainRunConfig,
+    "base2": PretrainRunConfig,
     "pretrain": PretrainRunConfig,
     "sft": SFTRunConfig,
     "rl": RLConfig,

@@ -121,6 +121,26 @@ def test_ready_groups_are_trained_after_the_restart_without_sampling(tmp_path: P
     assert [group.task_id for group in groups] == names
 
 
+def test_a_crash_between_group_file_and_ledger_keeps_the_group(tmp_path: Path) -> None:
+    made = reconciler(tmp_path, tasks=1, store=CrashingStore(tmp_path / "groups", 1, "after"))
+
+    async def live() -> None:
+        for _ in range(GROUP_SIZE):
+            slot = await made.next_slot()
+            assert slot is not None
+            await made.finish(slot, rollout(slot, (0,)))
+
+    with pytest.raises(Crash):
+        asyncio.run(live())
+    assert made.ledger.group_state("t000") == "queued"
+    made.ledger.close()
+    again = reconciler(tmp_path, tasks=1)
+    again.resume([], 0)
+    assert again.num_ready == 1
+    assert asyncio.run(again.next_slot()) is None, "nothing is sampled again"
+    assert audit(tmp_path).consistent
+
+
 def test_stale_groups_on_disk_are_dropped_not_loaded(tmp_path: Path) -> None:
     ready_run(tmp_path)
     made = reconciler(tmp_path, staleness=1)

@@ -82,7 +82,9 @@ def run_tests(folder: Path, files: dict[str, str]) -> tuple[int, str]:
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "run_tests.py").write_text(runner())
-    done = subprocess.run([sys.executable, "-I", "-S", "run_tests.py"], cwd=folder, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "run_tests.py"], cwd=folder, capture_output=True, text=True, timeout=20
+    )
     return done.returncode, done.stdout
 
 
@@ -90,7 +92,8 @@ MODULE = "def total(a, b):\n    return a - b\n"
 
 
 def test_the_runner_says_what_it_got(tmp_path: Path) -> None:
-    test = "from lib import total\n\n\ndef test_total():\n    assert total(1, 2) == 3\n\n\ndef test_zero():\n    assert total(0, 0) == 0\n"
+    test = "from lib import total\n\n\ndef test_total():\n    assert total(1, 2) == 3\n"
+    test += "\n\ndef test_zero():\n    assert total(0, 0) == 0\n"
     assert run_tests(tmp_path, {"lib.py": MODULE, "test_lib.py": test}) == (
         1,
         "FAIL test_total: total(1, 2) == 3 got -1\n1 failed 1 passed\n",

@@ -186,6 +186,14 @@ def test_a_stale_epoch_is_refused(tmp_path: Path) -> None:
     assert WeightPublisher(store).epoch == 6
 
 
+def test_manifests_fence_too_where_the_claims_were_cleaned_up() -> None:
+    store = ScriptedStore()
+    WeightPublisher(store, epoch=4).publish(0, state(0))
+    for key in store.list("writers"):
+        store.delete(key)
+    assert WeightPublisher(store).epoch == 5
+
+
 def test_two_writers_that_open_at_once_never_share_an_epoch() -> None:
     """A rival's claim of the same epoch appears between our look and our claim."""
 

@@ -54,10 +54,11 @@ def test_a_value_that_only_changes_its_sign_bit_counts_as_changed() -> None:
     assert made.changed_fraction == pytest.approx(1 / 3)
 
 
-def test_wide_gaps_use_wide_positions() -> None:
+@pytest.mark.parametrize("gap", [1, 65_535, 65_536, 65_537, 150_000])
+def test_wide_gaps_use_wide_positions(gap: int) -> None:
     old = {"x": torch.zeros(200_000)}
     new = {"x": old["x"].clone()}
-    new["x"][[5, 65_540, 65_541, 199_999]] = 1.0
+    new["x"][[5, 5 + gap]] = 1.0
     assert same(apply(old, encode(old, new).data), new)
 
 

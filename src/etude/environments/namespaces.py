@@ -34,7 +34,9 @@ FIRST_UID = 200_000
 class NamespacePod:
     """One running pod. Requests are served one at a time, in order."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: socket.socket, groups: list[Path], limits: PodLimits) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], stream: socket.socket, groups: list[Path], limits: PodLimits
+    ) -> None:
         self.process, self.groups, self.limits = process, groups, limits
         self._stream = stream
         self._lock = asyncio.Lock()
@@ -210,7 +212,10 @@ async def probe(backend: NamespaceBackend) -> None:
 
 def _remedy() -> str:
     switches = {
-        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": ("1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
+            "1",
+            "kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
         "/proc/sys/kernel/unprivileged_userns_clone": ("0", "kernel.unprivileged_userns_clone=1"),
         "/proc/sys/user/max_user_namespaces": ("0", "user.max_user_namespaces=10000"),
     }

@@ -66,7 +66,9 @@ class PodService:
         if key is not None and key in self.by_key:
             return await asyncio.shield(self.by_key[key])
         if len(self.leases) >= self.max_pods:
-            raise EnvironmentFault(f"{self.max_pods} pods are alive, which is the limit; destroy some or raise max_pods")
+            raise EnvironmentFault(
+                f"{self.max_pods} pods are alive, which is the limit; destroy some or raise max_pods"
+            )
         promise: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         if key is not None:
             self.by_key[key] = promise

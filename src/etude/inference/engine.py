@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,12 +22,12 @@ from etude.base.config import Config
 from etude.base.errors import InferenceFault
 from etude.base.records import PolicyVersion, SamplingParams
 from etude.inference.cache import Ints, KVCache
-from etude.inference.forward import Batch, Chunk, ServedModel
+from etude.inference.forward import Batch, Chunk
 from etude.inference.request import Request, Result, StopReason
 from etude.inference.rows import Rows
 from etude.inference.sampler import draw
 from etude.inference.sessions import Sessions
-from etude.inference.staging import Staged, build
+from etude.inference.staging import Staged, arranger, build
 from etude.models.deepseek import DeepseekModel
 
 DENSE = 1.25
@@ -45,6 +46,9 @@ class EngineConfig(Config):
     prefill_tokens: int = Field(256, ge=16)
     """Prompt tokens fed by one step; the rest waits for the next one."""
     threads: int = Field(1, ge=1)
+    """Of PyTorch; the native kernel uses one."""
+    kernel: Literal["auto", "native", "torch"] = "auto"
+    """How a step is computed; auto is native where it can be compiled."""
 
 
 @dataclass
@@ -68,7 +72,9 @@ class Engine:
         self.rows = Rows(config.slots, config.max_length, model.config.vocab_size)
         self.sessions = Sessions(self.cache)
         self.counters = Counters()
-        self._served = ServedModel(model.eval(), config.max_length)
+        self._arrange = arranger(config.kernel, config.slots, config.max_length)
+        self.kernel = self._arrange.kernel
+        self._served = self._arrange(model.eval())
         self._epochs = itertools.count(1)
         self._epoch = next(self._epochs)
         self._waiting: list[Request] = []
@@ -134,16 +140,13 @@ class Engine:
         if not len(slots):
             return
         hidden, experts = self._served.forward(batch, self.cache)
-        self.cache.experts[batch.slots.numpy(), batch.positions.numpy()] = experts.numpy()
+        self.cache.experts[batch.slots.numpy(), batch.positions.numpy()] = experts
         self.cache.mark_fed(slots, counts, self._epoch)
         self.counters.steps += 1
         ready = self.cache.length[slots] == self.cache.total[slots]
-        if ready.all():
-            last = np.cumsum(counts) - 1
-            self._sample(slots, hidden if len(hidden) == len(slots) else hidden[torch.from_numpy(last)])
-        elif ready.any():
+        if ready.any():
             last = (np.cumsum(counts) - 1)[ready]
-            self._sample(slots[ready], hidden[torch.from_numpy(last)])
+            self._sample(slots[ready], self._served.logits(hidden, torch.from_numpy(last)))
 
     def _admit(self) -> None:
         """Give waiting requests a slot, in order; one whose session is busy does not hold up the others."""
@@ -250,9 +253,9 @@ class Engine:
         fed = np.concatenate((singles, np.asarray(chunks, np.int64)))
         return batch, fed, np.concatenate((np.ones(n, np.int64), np.asarray(counts, np.int64)))
 
-    def _sample(self, slots: Ints, hidden: Tensor) -> None:
+    def _sample(self, slots: Ints, logits: Tensor) -> None:
         rows, cache = self.rows, self.cache
-        tokens, logprobs = draw(self._served.logits(hidden), rows.temperature[slots], rows.uniforms(slots, cache.total))
+        tokens, logprobs = draw(logits, rows.temperature[slots], rows.uniforms(slots, cache.total))
         ended = rows.record(slots, cache, tokens, logprobs, self.version)
         self.counters.tokens_sampled += len(slots)
         if rows.num_watched:
@@ -277,7 +280,7 @@ class Engine:
 
     def stage(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> Staged:
         """Build ``version`` beside the live weights (any thread). Raises CheckpointError; nothing changes then."""
-        return build(self.model_config, version, state, self.config.max_length)
+        return build(self.model_config, version, state, self._arrange)
 
     def swap(self, staged: Staged) -> None:
         """Serve ``staged`` from the next step on. Running rows keep their keys."""

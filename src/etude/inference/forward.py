@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -61,8 +63,8 @@ class ServedModel:
         self.rotation = torch.complex(cos, sin)
         """``[max_length, P / 2]``: rotation of a pair as a complex number."""
 
-    def forward(self, batch: Batch, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """(hidden ``[N, D]`` before the final norm, experts int64 ``[N, moe_layers, k]``); stores the keys."""
+    def forward(self, batch: Batch, cache: KVCache) -> tuple[Tensor, NDArray[np.int16]]:
+        """(hidden ``[N, D]`` before the final norm, experts ``[N, moe_layers, k]``); stores the keys."""
         step = _Step(batch, cache, self)
         x = F.embedding(batch.tokens, self.model.embedding)
         experts: list[Tensor] = []
@@ -76,10 +78,11 @@ class ServedModel:
                 out, used = block.mlp(normed, None)
                 x = x + out
                 experts.append(used)
-        return x, torch.stack(experts, dim=1)
+        return x, torch.stack(experts, dim=1).to(torch.int16).numpy()
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden)
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Logits ``[len(rows), V]`` of ``hidden[rows]``."""
+        return self.model.logits(hidden.index_select(0, rows))
 
 
 class _Step:
@@ -100,7 +103,6 @@ class _Step:
         self.chunk_masks = [
             _mask(torch.arange(chunk.start, chunk.end), chunk.end) if chunk.start else None for chunk in batch.chunks
         ]
-
 
     def scatter(self, rows: Tensor) -> Tensor:
         """``rows [n, ...]`` at their places in ``[span, ...]``, zeros between."""

@@ -85,6 +85,7 @@ class InferenceService:
             "model": self.model_name,
             "version": self.loop.engine.version,
             "content_hash": self.content_hash,
+            "kernel": self.loop.engine.kernel,
             "swap_pause_seconds": self.loop.pause_seconds,
             **self.loop.engine.load,
         }

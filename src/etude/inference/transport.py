@@ -7,7 +7,7 @@ pools scan all connections); this one costs a fraction of that. It knows whole b
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -103,8 +103,8 @@ class _Connection(asyncio.Protocol):
     # -------------------------------------------------------------------------------------- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self.usable = transport, True
+        # uvloop's transports do not derive from asyncio.Transport, so there is no isinstance to ask
+        self._transport, self.usable = cast(asyncio.Transport, transport), True
 
     def data_received(self, data: bytes) -> None:
         self._started = True

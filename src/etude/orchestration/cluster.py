@@ -35,9 +35,7 @@ class Cluster:
             if address:
                 ray.init(address=address, **options)
             else:
-                ray.init(
-                    address="local", num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, **options
-                )
+                ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(f"ray: cannot start or join {address or 'a local instance'}: {error}") from None
 

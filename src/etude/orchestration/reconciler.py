@@ -82,8 +82,6 @@ class Reconciler:
         self._out_of_tasks = self._stopping = False
         self._signal = Signal()
 
-    # ---------------------------------------------------------------------------------------------- executors
-
     async def next_slot(self, *, deadline: float = 3600.0) -> Slot | None:
         """The next attempt to run; waits for capacity. None when there are no more tasks or after :meth:`stop`.
 
@@ -135,8 +133,6 @@ class Reconciler:
         """Hand out no more slots; what waits in :meth:`next_slot` returns None. Open groups stay pending."""
         self._stopping = True
         self._signal.notify()
-
-    # ------------------------------------------------------------------------------------------------ trainer
 
     async def ready_groups(self, count: int, *, deadline: float) -> list[RolloutGroup]:
         """The ``count`` oldest complete groups within the staleness bound. Raises DeadlineExceeded, Exhausted."""
@@ -201,8 +197,6 @@ class Reconciler:
         self._started = len(self._ready)
         self._drop_stale()
 
-    # ---------------------------------------------------------------------------------------------- internals
-
     @property
     def num_ready(self) -> int:
         return len(self._ready)
@@ -258,8 +252,7 @@ class Reconciler:
         """Start an attempt again, before younger ones, or drop its group."""
         self.faults += 1
         self.last_progress = f"{slot.task.id} attempt {slot.attempt}: {reason} ({detail})"
-        again = slot.tries < self.config.max_retries
-        if again:
+        if again := slot.tries < self.config.max_retries:
             self.ledger.move(slot.task.id, slot.attempt, life.QUEUED, version=self.version, reason=reason)
             self._queue.appendleft(Slot(slot.task, slot.attempt, slot.tries + 1))
         else:

@@ -117,6 +117,7 @@ class RLRun:
             raise WeightSyncError(
                 f"engine holds {held[:12]} after the update to version {manifest.version}, not {manifest.content_hash[:12]}"
             )
+        self.reconciler.served(manifest.version)
 
     async def _evaluate(self, version: int) -> None:
         """A small held-out evaluation on a lease of its own, pinned to ``version``, while training goes on."""
@@ -236,5 +237,3 @@ async def _main(config: RLConfig, run: RunDirectory, resume: bool) -> None:
 def run_rl(config: RLConfig, run: RunDirectory, *, resume: bool) -> None:
     """``etude rl``."""
     run_until_done(_main(config, run, resume))
-
-

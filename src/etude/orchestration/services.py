@@ -16,7 +16,7 @@ from etude.environments.service import KEY_VARIABLE as ENVIRONMENTS_KEY
 from etude.inference.client import InferenceClient
 from etude.inference.engine import EngineConfig
 from etude.inference.server import KEY_VARIABLE as INFERENCE_KEY
-from etude.inference.server import ServerConfig
+from etude.inference.service import ServerConfig
 from etude.orchestration.process import free_port, spawn, stop
 
 START_SECONDS = 90.0
@@ -54,9 +54,7 @@ class Services:
     async def engine(self, checkpoint: Path, store: str, config: EngineConfig, *, name: str) -> Engine:
         """Start an inference server for ``checkpoint`` and wait until it answers."""
         port, key = free_port(), secrets.token_hex(16)
-        server = ServerConfig(
-            checkpoint=str(checkpoint), store=store, port=port, engine=config, tools=TOOL_ARGUMENTS
-        )
+        server = ServerConfig(checkpoint=str(checkpoint), store=store, port=port, engine=config, tools=TOOL_ARGUMENTS)
         log = self.logs / f"{name}.log"
         process = spawn(
             ["etude.inference.server", server.model_dump_json()],
@@ -106,5 +104,3 @@ async def _wait(
         except (EnvironmentFault, InferenceFault):
             await asyncio.sleep(0.1)
     raise deadline_exceeded(name, "its first answer", START_SECONDS, 0, f"process {process.pid} runs; see {log}")
-
-

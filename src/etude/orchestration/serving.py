@@ -5,7 +5,8 @@ from __future__ import annotations
 from etude.agents.tools import TOOL_ARGUMENTS
 from etude.base.config import Config
 from etude.inference.engine import EngineConfig
-from etude.inference.server import ServerConfig, serve
+from etude.inference.server import serve
+from etude.inference.service import ServerConfig
 from etude.orchestration.checkpoints import resolve
 
 

@@ -193,5 +193,3 @@ def run_sft(config: SFTRunConfig, run: RunDirectory) -> None:
         progress.say(f"checkpoint: {out}")
 
     run_until_done(with_services(run, config.rollouts.ray_address, body))
-
-

@@ -33,7 +33,9 @@ def describe_tasks(config: TasksConfig, *, show: str = "", check: int = 0) -> It
         counts = Counter(task.category.value for task in tasks)
         yield f"{name}: {len(tasks)} tasks: " + ", ".join(f"{key} {n}" for key, n in sorted(counts.items()))
     if check:
-        chosen = [task for tasks in splits.values() for task in tasks][:: max(1, sum(map(len, splits.values())) // check)]
+        chosen = [task for tasks in splits.values() for task in tasks][
+            :: max(1, sum(map(len, splits.values())) // check)
+        ]
         reports = asyncio.run(_check(chosen[:check]))
         unsound = [report for report in reports if not report.sound]
         yield f"checked {len(reports)} in pods: {len(reports) - len(unsound)} sound"

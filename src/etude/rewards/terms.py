@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pydantic import Field
 
 from etude.base.config import Config
-from etude.base.records import Effort, Rollout, RewardBreakdown
+from etude.base.records import Effort, RewardBreakdown, Rollout
 
 LengthPenalty = Callable[[float, float, float], float]
 """(x, k, q) -> C_{k,q}(x); ``algorithms.length_penalty.concave_penalty``, handed in by the composition root."""

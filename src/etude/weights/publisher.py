@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from etude.base.errors import WeightSyncError, deadline_exceeded
 from etude.base.records import PolicyVersion, WeightFile, WeightManifest
 from etude.weights.codec import Encoded, State, encode, encode_base, snapshot
-from etude.weights.content import content_hash, tensor_digests
+from etude.weights.content import content_hash
 from etude.weights.manifests import WRITERS, Kind, manifest_key, newest_epoch
 from etude.weights.store import ObjectStore, sha256
 
@@ -61,8 +61,8 @@ class WeightPublisher:
     def publish_async(self, version: PolicyVersion, state: State) -> Future[WeightManifest]:
         """Copy ``state`` now, encode and write in the background.
 
-        The error of a version surfaces from its future, and, where nobody looked, at the next call of any method; that call has
-        then done nothing, and may be repeated: deltas start from the last version that was published whole.
+        The error of a version surfaces from its future and, once more, at the next call of any method; that call has then done
+        nothing, and may be repeated: deltas start from the last version that was published whole.
         """
         clock = time.monotonic()
         self.flush()
@@ -103,12 +103,16 @@ class WeightPublisher:
         if last is not None and version <= last.version:
             raise WeightSyncError(f"weights: version {version} does not come after {last.version}, which is published")
         base_due = last is None or self._since_base + 1 >= self.base_every
-        digests = tensor_digests(state)
         written: list[WeightManifest] = []
+        digests: dict[str, str] = {}
         if last is not None:
-            written.append(self._write("delta", version, last, encode(last.state, state), state, digests))
+            delta = encode(last.state, state)
+            digests = {**last.digests, **delta.digests}
+            written.append(self._write("delta", version, last, delta, state, digests))
         if base_due:
-            written.append(self._write("base", version, None, encode_base(state), state, digests))
+            base = encode_base(state)
+            digests = base.digests
+            written.append(self._write("base", version, None, base, state, digests))
         self._last = _Published(version, state, digests)
         self._since_base = 0 if base_due else self._since_base + 1
         self.published_seconds = time.monotonic() - clock

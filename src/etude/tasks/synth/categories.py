@@ -160,7 +160,9 @@ def refactor(rng: random.Random, repository: Repository) -> Draft | None:
         call("finish", message=f"renamed {function.name} to {new}"),
     ]
     files = {path: text, repository.test_path: tests}
-    return Draft(instruction, files, solution, _tests(repository.test_path, tests), f"refactor:{function.instance}:{new}")
+    return Draft(
+        instruction, files, solution, _tests(repository.test_path, tests), f"refactor:{function.instance}:{new}"
+    )
 
 
 def testing(rng: random.Random, repository: Repository) -> Draft | None:

@@ -55,7 +55,9 @@ def corpus(split: Split, count: int, seed: int) -> list[str]:
             continue
         module = module_text([f.source(comment=rng.random() < 0.8) for f in repository.functions])
         tested = [c for f in repository.functions for c in cases(f, examples(f, f.source(), rng, 2) or [])]
-        texts.append(f"# {repository.path}\n{module}\n# {repository.test_path}\n{tests_text(repository.module, tested)}")
+        texts.append(
+            f"# {repository.path}\n{module}\n# {repository.test_path}\n{tests_text(repository.module, tested)}"
+        )
     return texts
 
 
