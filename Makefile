@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test lint check bench base install clean
+.PHONY: quickstart test lint check base install clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/etude quickstart
@@ -13,8 +13,8 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff format --check src tests scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -27,9 +27,6 @@ base: $(VENV)/.installed
 	$(BIN)/etude pretrain recipes/base.toml --run runs/base
 	$(BIN)/etude pretrain recipes/base2.toml --run runs/base2
 	cp runs/base2/stages/pretrain/* src/etude/assets/base/
-
-bench: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/run_all.py
 
 # torch comes first and alone: its CPU wheels live in an index of their own, PyPI's pull several gigabytes of CUDA.
 $(VENV)/.torch: constraints.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -35,6 +36,6 @@ def test_limits() -> None:
 
 def test_concave_and_increasing() -> None:
     values = [concave_penalty(x, 0.1, 0.7) for x in range(50)]
-    steps = [b - a for a, b in zip(values, values[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(values)]
     assert all(step > 0 for step in steps)
     assert steps == sorted(steps, reverse=True)

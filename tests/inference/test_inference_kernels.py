@@ -17,7 +17,7 @@ from etude.inference.native.model import pack
 SHAPES: list[dict[str, object]] = [
     {},
     {"q_lora_rank": 12},
-    {"hidden_size": 44, "vocab_size": 101, "moe_intermediate_size": 13, "intermediate_size": 37},
+    {"hidden_size": 44, "vocab_size": 101, "moe_intermediate_size": 20, "intermediate_size": 36},
     {"kv_lora_rank": 64, "qk_rope_head_dim": 16, "v_head_dim": 20, "num_attention_heads": 3},
     {"kv_lora_rank": 75, "qk_rope_head_dim": 6, "qk_nope_head_dim": 5, "q_lora_rank": 70},
     {"n_routed_experts": 17, "num_experts_per_tok": 3, "norm_topk_prob": False, "routed_scaling_factor": 2.5},

@@ -30,8 +30,6 @@ from etude.inference.sessions import Sessions
 from etude.inference.staging import Staged, arranger, build
 from etude.models.deepseek import DeepseekModel
 
-DENSE = 1.25
-"""Slots per running row up to which attention reads a range of the cache in place (idle slots included)."""
 WORTH_WAITING = 16
 """A row waits for another one's prefill when that saves it more than this many positions."""
 
@@ -170,7 +168,7 @@ class Engine:
             self.rows.start(slot, request)
             self._active[slot] = request
         self._waiting = still
-        self._order = np.sort(np.fromiter(self._active, np.int64, len(self._active)))
+        self._order = np.fromiter(self._active, np.int64, len(self._active))
 
     def _plan(self) -> tuple[Batch, Ints, Ints]:
         """(batch, slots that are fed, how many tokens each): single rows first, then chunks."""
@@ -183,8 +181,7 @@ class Engine:
         counts: list[int] = []
         budget = self.config.prefill_tokens
         earlier: list[int] = []
-        feeding = set(slots[pending > 1].tolist())
-        for slot in [slot for slot in self._active if slot in feeding]:
+        for slot in slots[pending > 1].tolist():
             if self._active[slot].fresh and not self._share(slot, earlier):
                 earlier.append(slot)
                 continue
@@ -199,7 +196,7 @@ class Engine:
                 counts.append(count)
             if budget == 0:
                 break
-        return self._batch(np.sort(np.asarray(singles, np.int64)), chunks, counts)
+        return self._batch(np.asarray(singles, np.int64), chunks, counts)
 
     def _share(self, slot: int, earlier: list[int]) -> bool:
         """Match a new row's prompt against the other slots. False: an earlier row is just computing its beginning."""
@@ -225,15 +222,11 @@ class Engine:
         cache, n = self.cache, len(singles)
         positions = cache.length[singles]
         longest = int(positions.max()) + 1 if n else 0
-        low = int(singles[0]) if n else 0
-        span = int(singles[-1]) + 1 - low if n else 0
-        if span > DENSE * n:
-            span = 0
         if not chunks:
             tokens = cache.tokens[singles, positions]
             batch = Batch(
                 torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(singles), torch.from_numpy(positions),
-                n, longest, (), low, span,
+                n, longest, (),
             )  # fmt: skip
             return batch, singles, np.ones(n, np.int64)
         described: list[Chunk] = []
@@ -248,7 +241,7 @@ class Engine:
         tokens = cache.tokens[flat_slots, flat_positions].astype(np.int64)
         batch = Batch(
             torch.from_numpy(tokens), torch.from_numpy(flat_slots), torch.from_numpy(flat_positions),
-            n, longest, tuple(described), low, span,
+            n, longest, tuple(described),
         )  # fmt: skip
         fed = np.concatenate((singles, np.asarray(chunks, np.int64)))
         return batch, fed, np.concatenate((np.ones(n, np.int64), np.asarray(counts, np.int64)))
@@ -269,7 +262,7 @@ class Engine:
 
     def _finish(self, slot: int, reason: StopReason) -> None:
         request = self._active.pop(slot)
-        self._order = np.sort(np.fromiter(self._active, np.int64, len(self._active)))
+        self._order = np.fromiter(self._active, np.int64, len(self._active))
         result = self.rows.result(slot, self.cache, request, reason)
         self.cache.release(slot)
         self.rows.stop(slot, request)

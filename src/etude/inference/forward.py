@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from etude.inference.cache import KVCache
 from etude.models.deepseek import Block, DeepseekModel
-from etude.models.layers import FeedForward
+from etude.models.layers import FeedForward, rotate
 
 VISIBLE_STEP = 32
 """Attention of single-token rows looks at a multiple of this many positions."""
@@ -48,9 +48,6 @@ class Batch:
     longest: int
     """Most positions that a single row may attend to (0 without single rows)."""
     chunks: tuple[Chunk, ...]
-    low: int = 0
-    span: int = 0
-    """When not 0, single rows lie in slots ``[low, low + span)`` so densely that these are read in place, not gathered."""
 
 
 class ServedModel:
@@ -60,8 +57,8 @@ class ServedModel:
         self.model = model
         self.layers = [_Layer(block) for block in model.blocks if isinstance(block, Block)]
         cos, sin = model.rotary.angles(torch.arange(max_length), max_length)
-        self.rotation = torch.complex(cos, sin)
-        """``[max_length, P / 2]``: rotation of a pair as a complex number."""
+        self.angles = cos, sin
+        """Each ``[max_length, P / 2]``."""
 
     def forward(self, batch: Batch, cache: KVCache) -> tuple[Tensor, NDArray[np.int16]]:
         """(hidden ``[N, D]`` before the final norm, experts ``[N, moe_layers, k]``); stores the keys."""
@@ -91,23 +88,13 @@ class _Step:
     def __init__(self, batch: Batch, cache: KVCache, served: ServedModel) -> None:
         self.batch, n = batch, batch.num_single
         self.where = batch.slots * cache.max_length + batch.positions
-        self.rotation = served.rotation[batch.positions][:, None]
+        self.cos, self.sin = (table[batch.positions][:, None] for table in served.angles)
         self.rows = batch.slots[:n]
         self.visible = min(-(-batch.longest // VISIBLE_STEP) * VISIBLE_STEP, cache.max_length)
-        self.low, span = batch.low, batch.span
-        self.spread = None if span in (0, n) else self.rows - batch.low
-        """Where single rows lie in ``[low, low + span)``; None when they fill it, or are gathered (span 0)."""
-        self.span = span
-        mask = _mask(batch.positions[:n], self.visible)[:, None]
-        self.mask = mask if self.spread is None else self.scatter(mask)
+        self.mask = _mask(batch.positions[:n], self.visible)[:, None]
         self.chunk_masks = [
             _mask(torch.arange(chunk.start, chunk.end), chunk.end) if chunk.start else None for chunk in batch.chunks
         ]
-
-    def scatter(self, rows: Tensor) -> Tensor:
-        """``rows [n, ...]`` at their places in ``[span, ...]``, zeros between."""
-        assert self.spread is not None
-        return rows.new_zeros(self.span, *rows.shape[1:]).index_copy_(0, self.spread, rows)
 
 
 def _mask(positions: Tensor, visible: int) -> Tensor:
@@ -155,28 +142,20 @@ class _Layer:
             out, keys = out[:, : -(self.rank + self.rope)], out[:, -(self.rank + self.rope) :]
             out = torch.cat((F.linear(a.q_a_norm(out), self.query), keys), dim=-1)
         split = self.heads * self.nope
-        pairs = (self.heads + 1, self.rope // 2, 2)
-        turned = out[:, split : split + (self.heads + 1) * self.rope].view(count, *pairs)
-        turned = torch.view_as_real(torch.view_as_complex(turned) * step.rotation).flatten(2)
+        turned = out[:, split : split + (self.heads + 1) * self.rope].view(count, self.heads + 1, self.rope)
+        turned = rotate(turned, step.cos, step.sin)
         latent = a.kv_a_norm(out[:, -self.rank :])
         new = torch.cat((latent, turned[:, -1]), dim=-1)
         return out[:, :split].view(count, self.heads, self.nope), turned[:, :-1], new
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, step: _Step, keys: Tensor) -> Tensor:
         """One new position per row: scores against the latents themselves."""
-        if step.span:
-            held = keys[step.low : step.low + step.span, : step.visible]
-        else:
-            held = keys[:, : step.visible].index_select(0, step.rows)
+        held = keys[:, : step.visible].index_select(0, step.rows)
         q_latent = torch.bmm(q_nope.transpose(0, 1), self.absorb_key).transpose(0, 1)
         q = torch.cat((q_latent, q_rope), dim=-1)
-        if step.spread is not None:
-            q = step.scatter(q)
         mask = step.mask.expand(-1, self.heads, -1)
         scores = torch.baddbmm(mask, q, held.transpose(1, 2), alpha=self.attention.scale)
         out = torch.bmm(scores.softmax(dim=-1), held[..., : self.rank])
-        if step.spread is not None:
-            out = out.index_select(0, step.spread)
         out = torch.bmm(out.transpose(0, 1), self.absorb_value).transpose(0, 1)
         return out.reshape(step.batch.num_single, self.heads * self.value)
 
