@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import orjson
 
 from etude.base.errors import EnvironmentFault, PathEscape
+from etude.base.http import Transport
 from etude.base.records import ExecResult, PodLimits
 
 
 class EnvironmentsClient:
-    """One pooled connection to a service. ``timeout`` bounds every call (exec: on top of the command's own)."""
+    """Pooled connections to a service. ``timeout`` bounds every call (exec: on top of the command's own)."""
 
     def __init__(self, base_url: str, key: str, *, timeout: float = 60.0) -> None:
         self.base_url, self.timeout = base_url, timeout
-        limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
-        self._http = httpx.AsyncClient(
-            base_url=base_url, headers={"authorization": f"Bearer {key}"}, limits=limits, timeout=timeout
-        )
+        self._http = Transport(base_url, {"authorization": f"Bearer {key}", "content-type": "application/json"})
 
     async def create(self, files: Mapping[str, str], limits: PodLimits | None = None) -> RemotePod:
         """A new pod. Raises EnvironmentFault, PathEscape."""
@@ -35,32 +33,29 @@ class EnvironmentsClient:
         return await self.call("GET", "/health")
 
     async def close(self) -> None:
-        await self._http.aclose()
+        self._http.close()
 
     async def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, extra_seconds: float = 0.0
     ) -> dict[str, Any]:
         """One request; every failure of the service becomes EnvironmentFault."""
+        seconds = self.timeout + extra_seconds
         try:
-            response = await self._http.request(
-                method,
-                path,
-                content=orjson.dumps(body) if body is not None else None,
-                timeout=self.timeout + extra_seconds,
-            )
-        except httpx.TimeoutException:
+            async with asyncio.timeout(seconds):
+                answer = await self._http.request(method, path, b"" if body is None else orjson.dumps(body))
+        except TimeoutError:
             raise EnvironmentFault(
-                f"environments at {self.base_url} gave no answer to {method} {path} in {self.timeout + extra_seconds:.0f}s"
+                f"environments at {self.base_url} gave no answer to {method} {path} in {seconds:.0f}s"
             ) from None
-        except httpx.HTTPError as error:
+        except OSError as error:
             raise EnvironmentFault(f"environments at {self.base_url}: {type(error).__name__}: {error}") from None
-        if response.status_code == 200:
-            answer: dict[str, Any] = orjson.loads(response.content)
-            return answer
+        if answer.status == 200:
+            result: dict[str, Any] = orjson.loads(answer.body)
+            return result
         try:
-            problem = orjson.loads(response.content)["error"]
+            problem = orjson.loads(answer.body)["error"]
         except (ValueError, KeyError):
-            problem = {"kind": "fault", "message": response.text[:200]}
+            problem = {"kind": "fault", "message": answer.body[:200].decode(errors="replace")}
         if problem["kind"] == "path":
             raise PathEscape(problem["message"])
         raise EnvironmentFault(f"environments: {problem['message']}")

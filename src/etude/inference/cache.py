@@ -7,11 +7,15 @@ all of it comes from the weights that serve now.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from etude.models.config import ModelConfig
 
@@ -28,7 +32,7 @@ class KVCache:
         self.num_slots, self.max_length, self.rank = num_slots, max_length, config.kv_lora_rank
         self.width = config.kv_lora_rank + config.qk_rope_head_dim
         layers = config.num_hidden_layers
-        self.keys = torch.zeros(layers, num_slots, max_length, self.width)
+        self.keys = _huge_zeros(layers, num_slots, max_length, self.width)
         """Normalised latent (first ``rank``) and rotated key of every position, float32."""
         shape = (num_slots, max_length, config.num_moe_layers, config.num_experts_per_tok)
         self.experts = np.full(shape, -1, np.int16)
@@ -70,3 +74,13 @@ class KVCache:
         started = self.length[slots] == 0
         self.epoch[slots] = np.where(started | (self.epoch[slots] == epoch), epoch, MIXED)
         self.length[slots] += counts
+
+
+def _huge_zeros(*shape: int) -> Tensor:
+    """float32 zeros on huge pages where the system has them: a step touches all rows, and small pages cost it dearly."""
+    count = math.prod(shape)
+    memory = mmap.mmap(-1, max(4 * count, mmap.PAGESIZE))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32, count=count).view(shape)

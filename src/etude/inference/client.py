@@ -12,7 +12,7 @@ import orjson
 
 from etude.base.errors import InferenceFault, WeightSyncError
 from etude.base.records import Completion, PolicyVersion, SamplingParams
-from etude.inference.transport import Transport
+from etude.base.http import Transport
 
 
 class InferenceClient:

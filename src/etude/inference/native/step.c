@@ -68,16 +68,20 @@ static void product(int64_t rows, int64_t in, int64_t out, const float *x, int64
         for (; p + 2 <= panels; p += 2) kernel_2_2(in, x, ldx, w + p * in * PANEL, y + p * PANEL, ldy);
     for (; p < panels; p++) {
         const float *panel = w + p * in * PANEL;
-        int64_t r = 0;
-        for (; r + 6 <= rows; r += 6) kernel_6_1(in, x + r * ldx, ldx, panel, y + r * ldy + p * PANEL, ldy);
-        const float *rest = x + r * ldx;
-        float *to = y + r * ldy + p * PANEL;
-        switch (rows - r) {
-        case 1: kernel_1_1(in, rest, ldx, panel, to, ldy); break;
-        case 2: kernel_2_1(in, rest, ldx, panel, to, ldy); break;
-        case 3: kernel_3_1(in, rest, ldx, panel, to, ldy); break;
-        case 4: kernel_4_1(in, rest, ldx, panel, to, ldy); break;
-        case 5: kernel_5_1(in, rest, ldx, panel, to, ldy); break;
+        /* blocks of at most six rows, as even as can be: 8 is 4 + 4, not 6 + 2 */
+        for (int64_t r = 0, blocks = (rows + 5) / 6; blocks > 0; blocks--) {
+            const int64_t block = (rows - r + blocks - 1) / blocks;
+            const float *from = x + r * ldx;
+            float *to = y + r * ldy + p * PANEL;
+            switch (block) {
+            case 1: kernel_1_1(in, from, ldx, panel, to, ldy); break;
+            case 2: kernel_2_1(in, from, ldx, panel, to, ldy); break;
+            case 3: kernel_3_1(in, from, ldx, panel, to, ldy); break;
+            case 4: kernel_4_1(in, from, ldx, panel, to, ldy); break;
+            case 5: kernel_5_1(in, from, ldx, panel, to, ldy); break;
+            case 6: kernel_6_1(in, from, ldx, panel, to, ldy); break;
+            }
+            r += block;
         }
     }
 }
@@ -170,43 +174,101 @@ static void rotate(int64_t half, float *x, const float *cosine, const float *sin
 
 /* ------------------------------------------------------------------------------------------------- attention */
 
-/* softmax(q K^T scale) V of one row and head over ``length`` cache rows [length, width]; V is the first ``rank`` columns. */
-static void attend(int64_t length, int64_t width, int64_t rank, float scale, const float *q, const float *keys, float *scores, float *out)
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (i8){__VA_ARGS__})
+#endif
+
+/* Dot products of q with eight rows, each summed in the same order whichever of the eight it is. */
+static inline v8 dot8(int64_t n, const float *q, const float *const *rows)
+{
+    v8 sum[8];
+    for (int t = 0; t < 8; t++) sum[t] = splat(0.0f);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const v8 part = *(const v8 *)(q + i);
+        for (int t = 0; t < 8; t++) sum[t] += part * *(const v8 *)(rows[t] + i);
+    }
+    for (int t = 0; t < 8; t += 2) /* neighbours, then pairs, then halves */
+        sum[t] = SHUFFLE(sum[t], sum[t + 1], 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(sum[t], sum[t + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    for (int t = 0; t < 8; t += 4)
+        sum[t] = SHUFFLE(sum[t], sum[t + 2], 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(sum[t], sum[t + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    v8 total = SHUFFLE(sum[0], sum[4], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(sum[0], sum[4], 4, 5, 6, 7, 12, 13, 14, 15);
+    for (; i < n; i++)
+        for (int t = 0; t < 8; t++) total[t] += q[i] * rows[t][i];
+    return total;
+}
+
+#define BLOCK 64 /* cache rows that stay in the first-level cache while all heads read them */
+
+/* scores[h, t] = q[h] . keys[t] * scale for t < length; room for a multiple of eight. */
+static void score(int64_t heads, int64_t length, int64_t width, float scale, const float *q, int64_t q_ld, const float *keys, float *scores, int64_t ld)
+{
+    for (int64_t block = 0; block < length; block += BLOCK) {
+        const int64_t end = block + BLOCK < length ? block + BLOCK : length;
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t t = block; t < end; t += 8) {
+                const float *rows[8];
+                for (int k = 0; k < 8; k++) rows[k] = keys + (t + k < length ? t + k : length - 1) * width;
+                *(v8 *)(scores + h * ld + t) = dot8(width, q + h * q_ld, rows) * scale;
+            }
+    }
+}
+
+/* scores[t] = exp(scores[t] - max) for t < length; returns their sum. */
+static float exponentials(int64_t length, float *scores)
 {
     float most = -INFINITY;
-    for (int64_t t = 0; t < length; t++) {
-        scores[t] = dot(width, q, keys + t * width) * scale;
-        most = scores[t] > most ? scores[t] : most;
-    }
-    const int64_t whole = (length + 7) / 8 * 8;
-    for (int64_t t = length; t < whole; t++) scores[t] = -INFINITY;
-    v8 sums = splat(0.0f);
-    for (int64_t t = 0; t < whole; t += 8) {
+    for (int64_t t = 0; t < length; t++) most = scores[t] > most ? scores[t] : most;
+    v8 sum = splat(0.0f);
+    for (int64_t t = 0; t < length; t += 8) {
         v8 e = exponential(*(v8 *)(scores + t) - most);
-        if (t + 8 > length)
-            for (int64_t k = length - t; k < 8; k++) e[k] = 0.0f;
+        for (int64_t k = length - t; k < 8; k++) e[k] = 0.0f;
         *(v8 *)(scores + t) = e;
-        sums += e;
+        sum += e;
     }
-    const float total = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-    int64_t r = 0;
-    for (; r + 64 <= rank; r += 64) {
-        v8 sum[8];
-        for (int k = 0; k < 8; k++) sum[k] = splat(0.0f);
-        for (int64_t t = 0; t < length; t++) {
-            const v8 weight = splat(scores[t]);
-            const float *row = keys + t * width + r;
-            for (int k = 0; k < 8; k++) sum[k] += weight * *(const v8 *)(row + 8 * k);
+    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+/* out[i] = sum over t, in order, of weights[t] * rows[t][i], for COLUMNS * 8 columns; continues from what out holds. */
+#define MIX(COLUMNS)                                                                                            \
+    static void mix_##COLUMNS(int64_t count, const float *weights, const float *rows, int64_t width, float *out) \
+    {                                                                                                           \
+        v8 sum[COLUMNS];                                                                                        \
+        for (int c = 0; c < COLUMNS; c++) sum[c] = *(v8 *)(out + 8 * c);                                        \
+        for (int64_t t = 0; t < count; t++) {                                                                   \
+            const v8 weight = splat(weights[t]);                                                                \
+            for (int c = 0; c < COLUMNS; c++) sum[c] += weight * *(const v8 *)(rows + t * width + 8 * c);       \
+        }                                                                                                       \
+        for (int c = 0; c < COLUMNS; c++) *(v8 *)(out + 8 * c) = sum[c];                                        \
+    }
+MIX(8) MIX(1)
+
+/* q[h] becomes softmax(q[h] K^T scale) V for all heads of one new position; V is the first ``rank`` columns of K. */
+static void attend(int64_t heads, int64_t length, int64_t width, int64_t rank, float scale, float *q, int64_t q_ld, const float *keys, float *scores, int64_t ld)
+{
+    score(heads, length, width, scale, q, q_ld, keys, scores, ld);
+    float totals[heads];
+    for (int64_t h = 0; h < heads; h++) {
+        totals[h] = exponentials(length, scores + h * ld);
+        for (int64_t i = 0; i < rank; i++) q[h * q_ld + i] = 0.0f;
+    }
+    for (int64_t block = 0; block < length; block += BLOCK) {
+        const int64_t count = block + BLOCK < length ? BLOCK : length - block;
+        const float *rows = keys + block * width;
+        for (int64_t h = 0; h < heads; h++) {
+            const float *weights = scores + h * ld + block;
+            float *out = q + h * q_ld;
+            int64_t i = 0;
+            for (; i + 64 <= rank; i += 64) mix_8(count, weights, rows + i, width, out + i);
+            for (; i + 8 <= rank; i += 8) mix_1(count, weights, rows + i, width, out + i);
+            for (; i < rank; i++)
+                for (int64_t t = 0; t < count; t++) out[i] += weights[t] * rows[t * width + i];
         }
-        for (int k = 0; k < 8; k++) *(v8 *)(out + r + 8 * k) = sum[k] / total;
     }
-    for (; r < rank; r += 8) {
-        const int64_t here = rank - r < 8 ? rank - r : 8;
-        float sum[8] = {0};
-        for (int64_t t = 0; t < length; t++)
-            for (int64_t k = 0; k < here; k++) sum[k] += scores[t] * keys[t * width + r + k];
-        for (int64_t k = 0; k < here; k++) out[r + k] = sum[k] / total;
-    }
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t i = 0; i < rank; i++) q[h * q_ld + i] /= totals[h];
 }
 
 typedef struct {
@@ -245,10 +307,8 @@ static void attention(const Model *m, const Layer *l, int64_t n, const int64_t *
         }
     }
     for (int64_t r = 0; r < n; r++)
-        for (int64_t h = 0; h < heads; h++) {
-            float *full = s->mixed + (r * heads + h) * (width + PANEL);
-            attend(positions[r] + 1, width, rank, m->scale, full, keys + slots[r] * m->max_length * width, s->scores, full);
-        }
+        attend(heads, positions[r] + 1, width, rank, m->scale, s->mixed + r * heads * (width + PANEL), width + PANEL,
+               keys + slots[r] * m->max_length * width, s->scores, m->max_length + 8);
     const int64_t value_ld = padded(m->value), joined = heads * m->value;
     for (int64_t h = 0; h < heads; h++) {
         product(n, rank, m->value, s->mixed + h * (width + PANEL), heads * (width + PANEL), l->absorb_value + h * rank * value_ld, s->latent_q, value_ld);
@@ -314,12 +374,13 @@ static void mixture(const Model *m, const Layer *l, int64_t n, float *x, int16_t
         for (int64_t c = 0; c < count; c++) memcpy(made + rows[c] * dim, s->hidden + c * out_ld, dim * sizeof(float));
     }
     feed_forward(n, dim, l->inner, s->normed, l->gate_up, l->mlp_down, s->hidden, s);
-    for (int64_t r = 0; r < n; r++)
-        for (int64_t i = 0; i < dim; i++) {
-            float sum = 0.0f;
-            for (int64_t j = 0; j < k; j++) sum += made[(r * k + j) * dim + i] * weights[r * k + j];
-            x[r * dim + i] += sum + s->hidden[r * out_ld + i];
-        }
+    for (int64_t r = 0; r < n; r++) {
+        float *sum = s->normed + r * dim; /* not needed any more */
+        for (int64_t i = 0; i < dim; i++) sum[i] = made[r * k * dim + i] * weights[r * k];
+        for (int64_t j = 1; j < k; j++)
+            for (int64_t i = 0; i < dim; i++) sum[i] += made[(r * k + j) * dim + i] * weights[r * k + j];
+        for (int64_t i = 0; i < dim; i++) x[r * dim + i] += sum[i] + s->hidden[r * out_ld + i];
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------- the pass */
@@ -337,7 +398,7 @@ int etude_forward(const Model *m, int64_t n, const int64_t *tokens, const int64_
     const int64_t joined = most(m->heads * m->value, most(padded(m->rank), padded(m->value)));
     const int64_t hidden = most(padded(dim), most(padded(m->experts), m->q_rank));
     const int64_t per_row = dim * 2 + widest + padded(query) + joined * 2 + m->heads * (width + PANEL) + hidden + k * dim + k;
-    float *block = aligned_alloc(64, ((n * per_row + m->max_length + 8) * sizeof(float) + 63) / 64 * 64);
+    float *block = aligned_alloc(64, ((n * per_row + m->heads * (m->max_length + 8)) * sizeof(float) + 63) / 64 * 64);
     int64_t *rows = malloc(n * k * sizeof(int64_t));
     if (!block || !rows) {
         free(block), free(rows);
