@@ -154,20 +154,49 @@ def test_a_client_that_goes_away_cancels_its_request(server: EngineProcess, http
     assert http.get("/health").json()["tokens_sampled"] - before < 20 * 250
 
 
-def test_the_deadline_of_a_request_is_an_error_that_names_it(checkpoint: Path) -> None:
+@pytest.fixture(scope="module")
+def slow(checkpoint: Path) -> Iterator[EngineProcess]:
+    """A server whose longest answers take far longer than its deadline."""
     config = ServerConfig(
-        checkpoint=str(checkpoint), engine=EngineConfig(slots=2, max_length=16384), deadline_seconds=0.3
+        checkpoint=str(checkpoint), engine=EngineConfig(slots=2, max_length=32768), deadline_seconds=2.0
     )
-    slow = start_engine(config, log=checkpoint / "slow.log")
-    try:
-        with pytest.raises(InferenceFault, match=r"waited 0s .*policy version 0"):
-            session(slow, lambda client: client.generate([1], params(16000), session="s"))
-        until(lambda: session(slow, lambda client: client.health())["running"] == 0)
-    finally:
+    process = start_engine(config, log=checkpoint / "slow.log")
+    yield process
+    process.stop()
+
+
+def test_a_stream_that_nobody_reads_any_more_is_cancelled(slow: EngineProcess) -> None:
+    headers = {"authorization": f"Bearer {slow.key}"}
+    with httpx.Client(base_url=slow.base_url, headers=headers) as http:
+        before = http.get("/health").json()["tokens_sampled"]
+        body = {"prompt": "x", "stream": True, "n": 2, "temperature": 0.0}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
         clock = time.monotonic()
-        slow.stop()
+        until(lambda: http.get("/health").json()["running"] == 0)
+        assert time.monotonic() - clock < 1.5, "the deadline ended it, not the disconnect"
+        assert before < http.get("/health").json()["tokens_sampled"] < before + 60000
+
+
+def test_the_deadline_of_a_request_is_an_error_that_names_it(slow: EngineProcess) -> None:
+    with pytest.raises(InferenceFault, match=r"waited 2s .*policy version 0"):
+        session(slow, lambda client: client.generate([1], params(32000), session="s"))
+    until(lambda: session(slow, lambda client: client.health())["running"] == 0)
+
+
+def test_sigterm_ends_a_server_in_seconds_with_work_in_flight(slow: EngineProcess) -> None:
+    async def work(client: InferenceClient) -> None:
+        request = asyncio.create_task(client.generate([1], params(32000), session="s"))
+        while (await client.health())["running"] == 0:
+            await asyncio.sleep(0.01)
+        clock = time.monotonic()
+        await asyncio.to_thread(slow.stop)
         assert time.monotonic() - clock < 3.0
-        assert slow.process.returncode == 0
+        with pytest.raises(InferenceFault):
+            await request
+
+    session(slow, work)
+    assert slow.process.returncode == 0
 
 
 # ---------------------------------------------------------------------------------------------------- errors

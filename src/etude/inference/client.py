@@ -9,10 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 import orjson
+from pydantic import ValidationError
 
 from etude.base.errors import InferenceFault, WeightSyncError
-from etude.base.records import Completion, PolicyVersion, SamplingParams
 from etude.base.http import Transport
+from etude.base.records import Completion, PolicyVersion, SamplingParams
 
 
 class InferenceClient:
@@ -37,7 +38,11 @@ class InferenceClient:
             "session": session,
             "experts_start": experts_start,
         }
-        completion = Completion.model_validate(_loads(await self._call("POST", "/v1/tokens/generate", body)))
+        answer = _loads(await self._call("POST", "/v1/tokens/generate", body))
+        try:
+            completion = Completion.model_validate(answer)
+        except ValidationError as error:  # a logprob that is not a number, for one
+            raise InferenceFault(f"inference: the answer is not a completion: {error.errors()[0]}") from None
         if completion.versions:
             self.last_version = completion.versions[-1]
         return completion

@@ -86,6 +86,11 @@ class EngineLoop:
                 self._post(cancel)
             raise
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is not running, or None while it is."""
+        return self._failure
+
     def close_session(self, session: str) -> None:
         self._post(lambda: self.engine.close_session(session))
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from etude.base.config import Config
-from etude.base.errors import WeightSyncError, deadline_exceeded
+from etude.base.errors import InferenceFault, WeightSyncError, deadline_exceeded
 from etude.base.records import PolicyVersion
 from etude.data.chat import ChatCodec
 from etude.data.tokenizer import load_tokenizer
@@ -81,6 +81,9 @@ class InferenceService:
         return {"version": version, "content_hash": self.content_hash}
 
     def health(self) -> dict[str, Any]:
+        """Raises InferenceFault when the engine does not run."""
+        if self.loop.failure is not None:
+            raise InferenceFault(f"the engine is not running: {self.loop.failure}")
         return {
             "model": self.model_name,
             "version": self.loop.engine.version,

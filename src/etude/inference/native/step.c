@@ -180,23 +180,23 @@ static void rotate(int64_t half, float *x, const float *cosine, const float *sin
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (i8){__VA_ARGS__})
 #endif
 
-/* Dot products of q with eight rows, each summed in the same order whichever of the eight it is. */
-static inline v8 dot8(int64_t n, const float *q, const float *const *rows)
+/* Dot products of q with four rows, each summed in the same order whichever of the four it is. */
+static inline __attribute__((always_inline)) v8 dot4(int64_t n, const float *q, const float *a, const float *b, const float *c, const float *d)
 {
-    v8 sum[8];
-    for (int t = 0; t < 8; t++) sum[t] = splat(0.0f);
+    v8 sum[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         const v8 part = *(const v8 *)(q + i);
-        for (int t = 0; t < 8; t++) sum[t] += part * *(const v8 *)(rows[t] + i);
+        sum[0] += part * *(const v8 *)(a + i);
+        sum[1] += part * *(const v8 *)(b + i);
+        sum[2] += part * *(const v8 *)(c + i);
+        sum[3] += part * *(const v8 *)(d + i);
     }
-    for (int t = 0; t < 8; t += 2) /* neighbours, then pairs, then halves */
-        sum[t] = SHUFFLE(sum[t], sum[t + 1], 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(sum[t], sum[t + 1], 1, 9, 3, 11, 5, 13, 7, 15);
-    for (int t = 0; t < 8; t += 4)
-        sum[t] = SHUFFLE(sum[t], sum[t + 2], 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(sum[t], sum[t + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-    v8 total = SHUFFLE(sum[0], sum[4], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(sum[0], sum[4], 4, 5, 6, 7, 12, 13, 14, 15);
-    for (; i < n; i++)
-        for (int t = 0; t < 8; t++) total[t] += q[i] * rows[t][i];
+    /* neighbours, then pairs: lanes are the low halves of a, b, c, d and then their high halves */
+    const v8 ab = SHUFFLE(sum[0], sum[1], 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(sum[0], sum[1], 1, 9, 3, 11, 5, 13, 7, 15);
+    const v8 cd = SHUFFLE(sum[2], sum[3], 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(sum[2], sum[3], 1, 9, 3, 11, 5, 13, 7, 15);
+    v8 total = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+    for (; i < n; i++) total += (v8){q[i] * a[i], q[i] * b[i], q[i] * c[i], q[i] * d[i], 0, 0, 0, 0};
     return total;
 }
 
@@ -209,9 +209,20 @@ static void score(int64_t heads, int64_t length, int64_t width, float scale, con
         const int64_t end = block + BLOCK < length ? block + BLOCK : length;
         for (int64_t h = 0; h < heads; h++)
             for (int64_t t = block; t < end; t += 8) {
-                const float *rows[8];
-                for (int k = 0; k < 8; k++) rows[k] = keys + (t + k < length ? t + k : length - 1) * width;
-                *(v8 *)(scores + h * ld + t) = dot8(width, q + h * q_ld, rows) * scale;
+                const float *row = keys + t * width, *last = keys + (length - 1) * width;
+                v8 low, high;
+                if (t + 8 <= length) {
+                    low = dot4(width, q + h * q_ld, row, row + width, row + 2 * width, row + 3 * width);
+                    row += 4 * width;
+                    high = dot4(width, q + h * q_ld, row, row + width, row + 2 * width, row + 3 * width);
+                } else { /* past the end the last row stands in; its scores are not used */
+                    const float *rows[8];
+                    for (int k = 0; k < 8; k++) rows[k] = t + k < length ? row + k * width : last;
+                    low = dot4(width, q + h * q_ld, rows[0], rows[1], rows[2], rows[3]);
+                    high = dot4(width, q + h * q_ld, rows[4], rows[5], rows[6], rows[7]);
+                }
+                const v8 total = SHUFFLE(low, high, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+                *(v8 *)(scores + h * ld + t) = total * scale;
             }
     }
 }
