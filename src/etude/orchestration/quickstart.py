@@ -57,7 +57,7 @@ class Quickstart:
         )
         final, engine = await rl_stage(rl, run, self.services, self.cluster, executor, self.progress, resume=False)
         await engine.release()
-        await self._evaluate(executor, final, "rl", config.evals)
+        await self._evaluate(executor, final, "rl", config.evals, step=rl.steps)
         memory.cancel()
 
     async def _pretrain(self, base: Path) -> Path:
@@ -82,7 +82,9 @@ class Quickstart:
         await self._evaluate(executor, base, "base", self.config.base_evals)
         return segments
 
-    async def _evaluate(self, executor: Executor, checkpoint: Path, stage: str, config: EvalConfig) -> EvalSummary:
+    async def _evaluate(
+        self, executor: Executor, checkpoint: Path, stage: str, config: EvalConfig, step: int = 0
+    ) -> EvalSummary:
         """Held-out evaluation on an engine of its own."""
         title = f"evaluation ({stage})"
         engine = await self.services.engine(checkpoint, "", self.config.rollouts.engine, name=f"eval-{stage}")
@@ -95,7 +97,7 @@ class Quickstart:
 
         try:
             return await evaluate(
-                executor, engine.address, self.held_out, config, self.run, stage=stage, step=0,
+                executor, engine.address, self.held_out, config, self.run, stage=stage, step=step,
                 seed=self.config.seed, concurrency=self.config.rollouts.concurrency, on_done=on_done,
             )  # fmt: skip
         finally:

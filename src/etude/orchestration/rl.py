@@ -127,7 +127,7 @@ class RLRun:
         try:
             await lease.client.update_weights(version)
             await evaluate(
-                self.executor, lease.address, self.held_out, self.config.evals, self.run, stage="rl-held-out",
+                self.executor, lease.address, self.held_out, self.config.evals, self.run, stage="rl",
                 step=version, seed=self.config.seed, concurrency=self.config.rollouts.concurrency // 2 or 1,
             )  # fmt: skip
         finally:
