@@ -30,7 +30,8 @@ def build_synthetic_run(path: Path, *, rollouts: int = 400, rl_steps: int = 120,
     _evals(run, rl_steps)
     _spans(run, rng)
     for index in range(rollouts):
-        run.rollout("rl", index * rl_steps // max(rollouts, 1), synthetic_rollout(rng, index, index / max(rollouts, 1)))
+        rollout = synthetic_rollout(rng, index, index / max(rollouts, 1))
+        run.rollout("rl", index * rl_steps // max(rollouts, 1), rollout, f"fix task {rollout.task_id}")
     run.close()
     return path
 

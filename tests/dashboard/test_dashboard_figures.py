@@ -158,8 +158,8 @@ def test_effort_by_step_is_the_mean_over_training_rollouts(tmp_path: Path) -> No
     rng = random.Random(0)
     rollouts = [synthetic_rollout(rng, i, 0.5) for i in range(4)]
     for i, rollout in enumerate(rollouts):
-        run.rollout("rl", i // 2, rollout)
-    run.rollout("eval-sft", 0, synthetic_rollout(rng, 9, 0.5))
+        run.rollout("rl", i // 2, rollout, "fix it")
+    run.rollout("eval-sft", 0, synthetic_rollout(rng, 9, 0.5), "fix it")
     run.close()
     found = sample_rollouts(run.file("rollouts.jsonl"))
     assert found.total == 5
