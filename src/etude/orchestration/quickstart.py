@@ -27,7 +27,7 @@ from etude.orchestration.services import Services
 from etude.orchestration.stages import demonstrations, finetuning, pretraining, with_services
 from etude.tasks.synth import corpus, generate
 
-CORPUS_TEXTS = 4000
+CORPUS_TEXTS = 2000
 RECIPE = ASSETS / "quickstart.toml"
 """What `etude quickstart` runs when no recipe is given."""
 
