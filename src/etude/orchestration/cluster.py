@@ -50,8 +50,8 @@ class Cluster:
         return ray.remote(TrainerProcess).options(num_cpus=1).remote(config, init, store, base_every)
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a function in a process of its own and wait for it. Its EtudeErrors come through as they are."""
-        result: T = await unwrapped(ray.remote(function).options(num_cpus=1, max_retries=0).remote(*arguments))
+        """Run a function in a process of its own, which ends with it, and wait. Its EtudeErrors come through as they are."""
+        result: T = await unwrapped(ray.remote(function).options(num_cpus=1, max_retries=0, max_calls=1).remote(*arguments))
         return result
 
     def close(self) -> None:
