@@ -51,7 +51,8 @@ class Cluster:
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a process of its own, which ends with it, and wait. Its EtudeErrors come through as they are."""
-        result: T = await unwrapped(ray.remote(function).options(num_cpus=1, max_retries=0, max_calls=1).remote(*arguments))
+        remote = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(function)
+        result: T = await unwrapped(remote.remote(*arguments))
         return result
 
     def close(self) -> None:
