@@ -25,10 +25,13 @@ class LocalPod:
 
     async def exec(self, command: str, *, timeout: float = 20.0) -> ExecResult:
         clock = time.monotonic()
-        done = await asyncio.to_thread(
-            subprocess.run, ["sh", "-c", command], cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=timeout, text=True,
-        )  # fmt: skip
+        try:
+            done = await asyncio.to_thread(
+                subprocess.run, ["sh", "-c", command], cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                timeout=timeout, text=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return ExecResult(exit_code=124, output="", seconds=time.monotonic() - clock, timed_out=True)
         return ExecResult(exit_code=done.returncode, output=done.stdout, seconds=time.monotonic() - clock)
 
     async def read(self, path: str) -> str | None:
@@ -52,8 +55,11 @@ class LocalPod:
     def _write(self, files: Mapping[str, str]) -> None:
         for path, text in files.items():
             file = self._inside(path)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            except OSError as error:  # a file where a folder belongs, or the reverse: as the service answers it
+                raise PathEscape(f"cannot write: {error.strerror}") from None
 
     def _inside(self, path: str) -> Path:
         if path.startswith("/") or ".." in path.split("/"):

@@ -96,13 +96,13 @@ def test_a_demonstration_is_made_of_real_results_and_parses_back_from_its_tokens
 
 
 def test_a_careful_demonstrator_mends_nearly_all_its_slips(codec: ChatCodec) -> None:
-    rollouts = demonstrate(codec, generated(64, 2), mistake_rate=1.0, **CAREFUL)
+    rollouts = demonstrate(codec, generated(40, 2), mistake_rate=1.0, **CAREFUL)
     assert share_passed(rollouts) >= 0.9
     assert sum("tests_failed" in rollout.events for rollout in rollouts) > len(rollouts) / 3
 
 
 def test_carelessness_and_giving_up_cost_tasks(codec: ChatCodec) -> None:
-    tasks = [task for task in generated(64, 2) if task.category is not Category.UNDERSTAND]
+    tasks = [task for task in generated(40, 2) if task.category is not Category.UNDERSTAND]
     careless = demonstrate(codec, tasks, mistake_rate=1.0, careless_rate=1.0)
     giving_up = demonstrate(codec, tasks, mistake_rate=1.0, careless_rate=0.0, give_up_rate=1.0)
     assert share_passed(careless) < 0.5
@@ -113,13 +113,13 @@ def test_carelessness_and_giving_up_cost_tasks(codec: ChatCodec) -> None:
 
 
 def test_the_same_seed_gives_the_same_demonstration(codec: ChatCodec) -> None:
-    tasks = generated(16, 3)
+    tasks = generated(40, 2)
     first, second = (demonstrate(codec, tasks, mistake_rate=0.5) for _ in range(2))
     assert [r.turns for r in first] == [r.turns for r in second]
 
 
 def test_demonstrations_vary_in_how_they_begin_and_whether_calls_are_parallel(codec: ChatCodec) -> None:
-    rollouts = demonstrate(codec, generated(64, 2), look_first_rate=0.7, parallel_rate=0.7, mistake_rate=0.0)
+    rollouts = demonstrate(codec, generated(40, 2), look_first_rate=0.7, parallel_rate=0.7, mistake_rate=0.0)
     assert share_passed(rollouts) == 1.0
     assert {"run", "list", "search", "read", "edit"} <= {r.turns[0].message.calls[0].name for r in rollouts}
     assert any(len(turn.message.calls) > 1 for r in rollouts for turn in r.turns)
@@ -134,7 +134,7 @@ def test_a_file_that_the_request_does_not_name_is_looked_for_first(codec: ChatCo
 
 def test_work_goes_on_correctly_after_a_summary(codec: ChatCodec) -> None:
     """Contexts that always fill up: chains are long, still nearly all tasks get done, and nobody edits what it cannot know."""
-    tasks = generated(48, 4)
+    tasks = generated(40, 2)
     lengths = [len(s.tokens) for r in demonstrate(codec, tasks, mistake_rate=1.0, **CAREFUL) for s in r.segments]
     config = HarnessConfig(
         context_budget=sorted(lengths)[len(lengths) // 2] + 100, max_completion=100, max_summary=80, max_summaries=6
@@ -153,7 +153,7 @@ def test_work_goes_on_correctly_after_a_summary(codec: ChatCodec) -> None:
 
 
 def test_a_summary_tells_the_truth(codec: ChatCodec) -> None:
-    tasks = generated(48, 5)
+    tasks = generated(40, 2)
     config = HarnessConfig(context_budget=460, max_completion=100, max_summary=80, max_summaries=6)
     told = 0
     for task, rollout in zip(tasks, demonstrate(codec, tasks, config, mistake_rate=0.5, **CAREFUL), strict=True):

@@ -33,6 +33,24 @@ def test_an_edit_that_no_run_follows_is_unbacked() -> None:
     assert "unbacked_finish" not in terms("read", "finish")
 
 
+def test_finishing_on_failed_tests_is_a_false_claim() -> None:
+    config = RewardConfig(false_claim=0.1)
+
+    def taken(*names: str, events: tuple[str, ...]) -> float:
+        found = score(rollout(*names, events=events, passed=False), config, concave_penalty).terms
+        return found.get("false_claim", 0.0)
+
+    assert taken("edit", "run", "finish", events=("tests_failed",)) == -0.1
+    assert taken("edit", "run", "run", "finish", events=("tests_passed", "tests_failed")) == -0.1
+    assert taken("edit", "run", "edit", "run", "finish", events=("tests_failed", "tests_passed")) == 0.0
+    assert taken("edit", "run", "edit", "finish", events=("tests_failed",)) == 0.0, "no run of the last edit: unbacked"
+    assert taken("run", "finish", events=("tests_failed",)) == 0.0, "nothing was edited"
+    gave_up = rollout("edit", "run", events=("tests_failed",), passed=False).model_copy(
+        update={"outcome": Outcome.MODEL_FAULT}
+    )
+    assert "false_claim" not in score(gave_up, config, concave_penalty).terms
+
+
 def test_broken_calls_and_failed_edits_are_counted_each() -> None:
     found = terms("finish", events=("malformed_call", "malformed_call", "failed_edit", "tests_passed"))
     assert found["malformed_call"] == pytest.approx(-0.04)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import random
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.base.records import AnswerVerifier, Task
+from etude.base.records import AnswerVerifier, Message, Task, ToolCall
 from etude.rewards.verifiers import verify
 from etude.tasks.check import check_tasks, solve
 from etude.tasks.synth import corpus, generate
@@ -37,10 +38,34 @@ def test_two_thousand_distinct_tasks_in_eight_categories(train: list[Task], held
     assert max(counts.values()) == min(counts.values()) == 250
 
 
-def test_held_out_tasks_share_no_template_instance_with_any_seed_of_training(held_out: list[Task]) -> None:
-    held = {task.template for task in held_out}
-    for seed in range(3):
-        assert not held & {task.template for task in generate("train", 400, seed)}
+def functions(texts: list[str]) -> set[str]:
+    """Every function but tests in Python sources, without comments and docstrings: an oracle through the parser."""
+    found = set()
+    for node in (node for text in texts for node in ast.parse(text).body):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_"):
+            if ast.get_docstring(node):
+                node.body = node.body[1:]
+            found.add(ast.unparse(node))
+    return found
+
+
+def functions_of(tasks: list[Task]) -> set[str]:
+    """What tasks show and ask for."""
+    workspaces = [files for task in tasks for files in (task.files, solve(task)[0])]
+    return functions([t for files in workspaces for p, t in files.items() if not p.startswith((".", "test_"))])
+
+
+def test_held_out_tasks_share_no_function_with_training_of_any_seed(train: list[Task], held_out: list[Task]) -> None:
+    held = functions_of(held_out)
+    assert len(held) > 800
+    for seed in range(1, 3):
+        assert not held & functions_of(generate("train", 400, seed))
+    assert not held & functions_of(train)
+    assert not {task.template for task in held_out} & {task.template for task in train}
+    corpora = functions(corpus("train", 1000, 0))
+    assert len(corpora) > 1500
+    assert not held & corpora
+    assert not corpora & functions(corpus("heldout", 200, 0))
 
 
 def test_generation_is_a_function_of_its_arguments(train: list[Task]) -> None:
@@ -115,6 +140,30 @@ def test_exit_tricks_do_not_pass(tmp_path: Path, trick: str) -> None:
     test = "from lib import total\n\n\ndef test_total():\n    assert total(1, 2) == 3\n"
     code, _ = run_tests(tmp_path, {"lib.py": trick + "\n", "test_lib.py": test})
     assert code != 0
+
+
+def test_errors_say_where(tmp_path: Path) -> None:
+    test = "from lib import total\n\n\ndef test_total():\n    assert total(1, 2) == 3\n"
+    files = {"lib.py": "def total(a, b):\n    return c\n", "test_lib.py": test}
+    said = "FAIL test_total: NameError: name 'c' is not defined (lib.py:2)\n1 failed 0 passed\n"
+    assert run_tests(tmp_path, files) == (1, said)
+
+
+def test_tests_that_vanish_do_not_count_as_run(tmp_path: Path) -> None:
+    test = "def test_a(): assert False\n\n\ndef test_b(): pass\n\n\ndel test_a\n"
+    assert run_tests(tmp_path, {"test_lib.py": test}) == (
+        1,
+        "FAIL: 1 tests did not run\n1 failed 1 passed\n",
+    )
+
+
+def test_a_broken_reference_is_reported_not_raised() -> None:
+    task = generate("train", 1, 0)[0]
+    nowhere = Message(
+        role="assistant", calls=(ToolCall(name="edit", arguments={"path": "x.py", "at": "9", "text": "a"}),)
+    )
+    reports = asyncio.run(check_tasks([task.model_copy(update={"solution": (nowhere,)})], LocalPods(), verify))
+    assert "cannot be replayed" in reports[0].problem
 
 
 def test_no_tests_is_not_a_pass(tmp_path: Path) -> None:

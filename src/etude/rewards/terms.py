@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pydantic import Field
 
 from etude.base.config import Config
-from etude.base.records import Effort, RewardBreakdown, Rollout
+from etude.base.records import Effort, Outcome, RewardBreakdown, Rollout
 
 LengthPenalty = Callable[[float, float, float], float]
 """(x, k, q) -> C_{k,q}(x); ``algorithms.length_penalty.concave_penalty``, handed in by the composition root."""
@@ -42,6 +42,9 @@ class RewardConfig(Config):
     """Taken for each edit that named lines the file does not have."""
     unbacked_finish: float = 0.05
     """Taken when files were edited and no test run followed the last edit."""
+    false_claim: float = 0.0
+    """Taken when the agent finished its edits although its last run of the tests failed. Off by default: in a group in which all
+    fail it pays for not trying."""
     length: LengthConfig = LengthConfig()
 
 
@@ -68,6 +71,7 @@ def _behaviours(config: RewardConfig) -> dict[str, tuple[Callable[[Rollout], flo
         "malformed_call": (lambda rollout: _count(rollout, "malformed_call"), config.malformed_call),
         "failed_edit": (lambda rollout: _count(rollout, "failed_edit"), config.failed_edit),
         "unbacked_finish": (_unbacked_finish, config.unbacked_finish),
+        "false_claim": (_false_claim, config.false_claim),
     }
 
 
@@ -77,8 +81,18 @@ def _count(rollout: Rollout, event: str) -> float:
 
 def _unbacked_finish(rollout: Rollout) -> float:
     """1 when something was edited and no run of any command came after the last edit."""
+    after = _after_last_edit(rollout)
+    return float(bool(after) and "run" not in after)
+
+
+def _false_claim(rollout: Rollout) -> float:
+    """1 when the agent edited, ran, and finished by itself although the last of its runs failed."""
+    runs = [event for event in rollout.events if event in ("tests_passed", "tests_failed", "own_command")]
+    claimed = rollout.outcome is Outcome.COMPLETED and "run" in _after_last_edit(rollout)
+    return float(claimed and runs[-1:] == ["tests_failed"])
+
+
+def _after_last_edit(rollout: Rollout) -> list[str]:
+    """Names of the well-formed calls from the last edit on; empty without an edit."""
     names = [call.name for turn in rollout.turns for call in turn.message.calls if call.error is None]
-    if "edit" not in names:
-        return 0.0
-    after = names[len(names) - 1 - names[::-1].index("edit") :]
-    return 0.0 if "run" in after else 1.0
+    return names[len(names) - 1 - names[::-1].index("edit") :] if "edit" in names else []

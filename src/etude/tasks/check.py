@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from etude.base.edits import apply_edit
 from etude.base.protocols import Pod, PodFactory
-from etude.base.records import Record, Task
+from etude.base.records import Message, Record, Task
 
 CONCURRENCY = 16
 
@@ -44,7 +44,10 @@ async def check_task(task: Task, pods: PodFactory, verify: Verify) -> CheckRepor
             return CheckReport(task_id=task.id, problem="the untouched workspace passes")
     finally:
         await untouched.destroy()
-    files, message, edited = solve(task)
+    try:
+        files, message, edited = solve(task)
+    except ValueError as error:
+        return CheckReport(task_id=task.id, problem=f"the reference cannot be replayed: {error}")
     solved = await pods.create(files)
     try:
         verdict = await verify(task, solved, message, edited)
@@ -66,13 +69,18 @@ async def check_tasks(tasks: Sequence[Task], pods: PodFactory, verify: Verify) -
 
 
 def solve(task: Task) -> tuple[dict[str, str], str, bool]:
-    """(files after the reference solution, its final message, whether it edited)."""
-    files, message, edited = dict(task.files), "", False
-    for call in (call for turn in task.solution for call in turn.calls):
+    """(files after the reference solution, its final message, whether it edited). Raises ValueError for a misfit edit."""
+    return replay(task.files, task.solution)
+
+
+def replay(files: Mapping[str, str], messages: Sequence[Message]) -> tuple[dict[str, str], str, bool]:
+    """:func:`solve` for a bare workspace and solution."""
+    after, final, edited = dict(files), "", False
+    for call in (call for turn in messages for call in turn.calls):
         if call.name == "edit":
-            path = call.arguments["path"]
-            files[path] = apply_edit(files.get(path), call.arguments["at"], call.arguments.get("text", ""))
+            path = call.arguments.get("path", "")
+            after[path] = apply_edit(after.get(path), call.arguments.get("at", ""), call.arguments.get("text", ""))
             edited = True
         elif call.name == "finish":
-            message = call.arguments.get("message", "")
-    return files, message, edited
+            final = call.arguments.get("message", "")
+    return after, final, edited

@@ -6,17 +6,18 @@ A maker returns None when the drawn repository does not lend itself to a checkab
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 
-from etude.base.records import AnswerVerifier, Category, Message, MutantsVerifier, TestsVerifier, Verifier
-from etude.tasks.synth.functions import FAILED, Function, call_text, draw_function, evaluate, examples
-from etude.tasks.synth.library import FUNCTIONS, LIBRARY, MODULES, Template
+from etude.base.records import Category, Message, MutantsVerifier, TestsVerifier
+from etude.tasks.synth.draft import Draft, Maker
+from etude.tasks.synth.functions import Function, call_text, examples
+from etude.tasks.synth.library import FUNCTIONS, LIBRARY, Template
+from etude.tasks.synth.questions import understand
 from etude.tasks.synth.repository import (
     RUNNER_PATH,
     TEST_COMMAND,
     Repository,
     call,
+    caller_of,
     cases,
     equals,
     line_number,
@@ -25,20 +26,7 @@ from etude.tasks.synth.repository import (
     runner,
     tests_text,
 )
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a maker decides about a task."""
-
-    instruction: str
-    files: dict[str, str]
-    solution: list[Message]
-    verifier: Verifier
-    instance: str
-
-
-Maker = Callable[[random.Random, Repository], "Draft | None"]
+from etude.tasks.synth.split import in_split, split_of
 
 
 def _tests(path: str, text: str) -> TestsVerifier:
@@ -81,7 +69,7 @@ def debugging(rng: random.Random, repository: Repository) -> Draft | None:
         {path: text, repository.test_path: tests_text(repository.module, visible)},
         _edit_run_finish(repository, at, good, f"fixed {name}"),
         _tests(repository.test_path, tests_text(repository.module, visible + cases(function, hidden))),
-        f"debugging:{function.instance}:{line}:{bug}",
+        f"debugging:{function.instance}:{line}:{function.fill(bug).strip()}",
     )
 
 
@@ -126,18 +114,19 @@ def iterate(rng: random.Random, repository: Repository) -> Draft | None:
         {path: text, repository.test_path: tests_text(repository.module, visible)},
         _edit_run_finish(repository, at, wanted[line + 1], f"changed {name}"),
         _tests(repository.test_path, tests_text(repository.module, visible + cases(function, hidden))),
-        f"iterate:{function.instance}:{line}:{new}",
+        f"iterate:{function.instance}:{line}:{function.fill(new).strip()}",
     )
 
 
 def refactor(rng: random.Random, repository: Repository) -> Draft | None:
     function = repository.function
-    taken = {f.name for f in repository.functions} | {str(value) for value in function.slots.values()}
-    new, user = rng.sample([name for name in FUNCTIONS if name not in taken], 2)
+    names = _renaming(rng, repository)
+    if names is None:
+        return None
+    new, user = names
+    caller, renamed = caller_of(function, user), Function(function.template, new, function.slots)
     arguments = ", ".join(function.parameters)
-    caller = [f"def {user}({arguments}):", f"    return {function.name}({arguments})"]
     text = module_text([*repository.sources(rng), caller])
-    renamed = Function(function.template, new, function.slots)
     shown = examples(renamed, renamed.source(), rng, 1)
     if shown is None:
         return None
@@ -163,6 +152,20 @@ def refactor(rng: random.Random, repository: Repository) -> Draft | None:
     return Draft(
         instruction, files, solution, _tests(repository.test_path, tests), f"refactor:{function.instance}:{new}"
     )
+
+
+def _renaming(rng: random.Random, repository: Repository) -> tuple[str, str] | None:
+    """(new name, name of a caller) such that the definitions before and after lie on the repository's side of the split."""
+    function, split = repository.function, repository.split
+    taken = {f.name for f in repository.functions} | {str(value) for value in function.slots.values()}
+    free = [name for name in FUNCTIONS if name not in taken]
+    for new in rng.sample(free, len(free)):
+        renamed = Function(function.template, new, function.slots)
+        if split_of(renamed.source()) == split:
+            for user in rng.sample(free, len(free)):
+                if user != new and in_split(split, [caller_of(function, user), caller_of(renamed, user)]):
+                    return new, user
+    return None
 
 
 def testing(rng: random.Random, repository: Repository) -> Draft | None:
@@ -244,65 +247,6 @@ def optimise(rng: random.Random, repository: Repository) -> Draft | None:
         _tests(repository.test_path, tests),
         f"optimise:{function.instance}",
     )
-
-
-def understand(rng: random.Random, repository: Repository) -> Draft | None:
-    question = rng.choice((_who_calls, _which_line, _first_argument, _which_file, _what_value))
-    return question(rng, repository)
-
-
-def _question(text: str, files: dict[str, str], look: Message, answer: str, instance: str) -> Draft:
-    solution = [look, call("finish", message=answer)]
-    return Draft(text, files, solution, AnswerVerifier(accepted=(answer,)), f"understand:{instance}:{text}")
-
-
-def _who_calls(rng: random.Random, repository: Repository) -> Draft | None:
-    function, path = repository.function, repository.path
-    user = rng.choice([name for name in FUNCTIONS if name not in {f.name for f in repository.functions}])
-    arguments = ", ".join(function.parameters)
-    caller = [f"def {user}({arguments}):", f"    return {function.name}({arguments})"]
-    files = {path: module_text([*repository.sources(rng), caller])}
-    text = f"which function of {path} calls {function.name}?"
-    return _question(text, files, call("read", path=path), user, function.instance)
-
-
-def _which_line(rng: random.Random, repository: Repository) -> Draft | None:
-    function, path = repository.function, repository.path
-    files = {path: module_text(repository.sources(rng))}
-    text = f"on which line of {path} does {function.name} start?"
-    answer = str(line_number(files[path], function.head))
-    return _question(text, files, call("read", path=path), answer, function.instance)
-
-
-def _first_argument(rng: random.Random, repository: Repository) -> Draft | None:
-    function, path = repository.function, repository.path
-    files = {path: module_text(repository.sources(rng))}
-    text = f"what is the first argument of {function.name} in {path} called?"
-    return _question(text, files, call("read", path=path), function.parameters[0], function.instance)
-
-
-def _which_file(rng: random.Random, repository: Repository) -> Draft | None:
-    used = {f.name for f in repository.functions}
-    other = rng.choice([module for module in MODULES if module != repository.module])
-    elsewhere = [draw_function(rng, used) for _ in range(2)]
-    files = {
-        repository.path: module_text(repository.sources(rng)),
-        f"{other}.py": module_text([f.source() for f in elsewhere]),
-    }
-    target, answer = rng.choice([(repository.function, repository.path), (elsewhere[0], f"{other}.py")])
-    look = call("search", text=f"def {target.name}")
-    return _question(f"which file defines {target.name}?", files, look, answer, repository.function.instance)
-
-
-def _what_value(rng: random.Random, repository: Repository) -> Draft | None:
-    function, path = repository.function, repository.path
-    arguments = function.arguments(rng)
-    value = evaluate(function.source(), function.name, arguments)
-    if function.template.kinds not in ("i", "ii") or value is FAILED:
-        return None
-    files = {path: module_text(repository.sources(rng))}
-    text = f"what does {call_text(function.name, arguments)} in {path} return?"
-    return _question(text, files, call("read", path=path), repr(value), function.instance)
 
 
 def _any(template: Template) -> bool:

@@ -19,6 +19,7 @@ from etude.tasks.synth.library import (
     WORDS,
     Template,
 )
+from etude.tasks.synth.split import Split, split_of
 
 Example = tuple[list[Any], Any]
 """(arguments, value)."""
@@ -67,8 +68,12 @@ class Function:
 
     @property
     def instance(self) -> str:
-        """What makes this function this function; the train/held-out split is decided on it."""
-        return f"{self.template.key}:{self.name}:{','.join(f'{k}={v}' for k, v in sorted(self.slots.items()))}"
+        """What makes this function this function: the template, the name, and the slots that its code shows."""
+        shown = "\n".join(
+            ["{f}", *("{" + slot + "}" for slot in "ab"[: len(self.template.kinds)]), *self.template.body]
+        )
+        slots = sorted((slot, value) for slot, value in self.slots.items() if "{" + slot + "}" in shown)
+        return f"{self.template.key}:{self.name}:{','.join(f'{slot}={value}' for slot, value in slots)}"
 
     def with_line(self, line: int, text: str) -> list[str]:
         """Source with one body line (0-based) replaced; ``text`` still has slots."""
@@ -80,11 +85,17 @@ class Function:
         return [_argument(kind, rng) for kind in self.template.kinds]
 
 
-def draw_function(rng: random.Random, used: set[str], template: Template | None = None) -> Function:
-    """A function whose name is not in ``used`` (it is added)."""
-    template = template or rng.choice(LIBRARY)
+def draw_function(rng: random.Random, used: set[str], split: Split, template: Template | None = None) -> Function:
+    """A function of ``split`` whose name is not in ``used`` (it is added)."""
+    while True:
+        function = _draw(rng, used, template or rng.choice(LIBRARY))
+        if split_of(function.source()) == split:
+            used.add(function.name)
+            return function
+
+
+def _draw(rng: random.Random, used: set[str], template: Template) -> Function:
     name = rng.choice([name for name in FUNCTIONS if name not in used])
-    used.add(name)
     a, b = rng.sample([p for p in (LISTS if "l" in template.kinds else PARAMETERS) if p != name], 2)
     x = rng.choice([word for word in LOOP if word not in (a, b, name)])
     r = rng.choice([word for word in ACCUMULATORS if word not in (a, b, name, x)])

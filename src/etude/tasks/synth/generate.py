@@ -1,4 +1,4 @@
-"""Seeded generation of tasks and of plain sources, split by template instance."""
+"""Seeded generation of tasks and of plain sources, split by the functions they show."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from typing import Literal
 
 from etude.base.records import Category, Limits, Task
-from etude.tasks.synth.categories import MAKERS, Draft
+from etude.tasks.check import replay
+from etude.tasks.synth.categories import MAKERS
+from etude.tasks.synth.draft import Draft
 from etude.tasks.synth.functions import examples
+from etude.tasks.synth.library import LIBRARY
 from etude.tasks.synth.repository import (
     RUNNER_PATH,
     TEST_COMMAND,
@@ -20,25 +22,24 @@ from etude.tasks.synth.repository import (
     runner,
     tests_text,
 )
+from etude.tasks.synth.split import Split, definitions, in_split
 
-Split = Literal["train", "heldout"]
-HELD_OUT_SHARE = 5
-"""One template instance in this many is held out, whatever the seed."""
 LIMITS = Limits(max_turns=10, max_sampled_tokens=400, wall_seconds=180.0)
 
 
 def generate(split: Split, count: int, seed: int, categories: Sequence[Category] = tuple(MAKERS)) -> list[Task]:
     """``count`` distinct tasks, balanced over ``categories``; the same arguments give the same tasks.
 
-    A held-out task shares no template instance (template with its names, constants and change) with any training task.
+    No function that a held-out task shows or asks for, with its names and constants, occurs in a training task of any seed
+    or category, nor in the training :func:`corpus`; and the reverse.
     """
     rng = random.Random(f"{split}-{seed}")
     made: dict[str, Task] = {}
     while len(made) < count:
         category = categories[len(made) % len(categories)]
         maker, templates = MAKERS[category]
-        draft = maker(rng, draw_repository(rng, rng.choice(templates)))
-        if draft is not None and _split(draft.instance) == split:
+        draft = maker(rng, draw_repository(rng, rng.choice(templates), split))
+        if draft is not None and _belongs(draft, split):
             task = _task(category, draft)
             made.setdefault(task.id, task)
     return list(made.values())
@@ -47,12 +48,9 @@ def generate(split: Split, count: int, seed: int, categories: Sequence[Category]
 def corpus(split: Split, count: int, seed: int) -> list[str]:
     """``count`` plain source texts of the family (a module and its tests) for continued pretraining."""
     rng = random.Random(f"corpus-{split}-{seed}")
-    _, templates = MAKERS[Category.DEBUGGING]
     texts: list[str] = []
     while len(texts) < count:
-        repository = draw_repository(rng, rng.choice(templates))
-        if any(_split(f"{key}:{f.instance}") != split for f in repository.functions for key in ("new_feature",)):
-            continue
+        repository = draw_repository(rng, rng.choice(LIBRARY), split)
         module = module_text([f.source(comment=rng.random() < 0.8) for f in repository.functions])
         tested = [c for f in repository.functions for c in cases(f, examples(f, f.source(), rng, 2) or [])]
         texts.append(
@@ -61,9 +59,10 @@ def corpus(split: Split, count: int, seed: int) -> list[str]:
     return texts
 
 
-def _split(instance: str) -> Split:
-    digest = hashlib.sha256(instance.encode()).digest()
-    return "heldout" if digest[0] % HELD_OUT_SHARE == 0 else "train"
+def _belongs(draft: Draft, split: Split) -> bool:
+    """Whether the functions that were changed (the bug, the wish, the caller) lie in ``split`` as well, before and after."""
+    after, _, _ = replay(draft.files, draft.solution)
+    return in_split(split, definitions(draft.files)) and in_split(split, definitions(after))
 
 
 def _task(category: Category, draft: Draft) -> Task:

@@ -10,6 +10,7 @@ from pathlib import Path
 from etude.base.records import Message, ToolCall
 from etude.tasks.synth.functions import Example, Function, call_text, draw_function, examples
 from etude.tasks.synth.library import MODULES, Template
+from etude.tasks.synth.split import Split
 
 RUNNER_PATH = ".etude/run_tests.py"
 TEST_COMMAND = f"python3 -I -S {RUNNER_PATH}"
@@ -27,6 +28,7 @@ class Repository:
     module: str
     functions: list[Function]
     subject: int
+    split: Split
 
     @property
     def function(self) -> Function:
@@ -50,12 +52,18 @@ class Repository:
         return [f.source(comment=comments and i != self.subject) for i, f in enumerate(self.functions)]
 
 
-def draw_repository(rng: random.Random, template: Template) -> Repository:
+def draw_repository(rng: random.Random, template: Template, split: Split) -> Repository:
     used: set[str] = set()
     count = rng.choice((1, 2, 2, 3))
     subject = rng.randrange(count)
-    functions = [draw_function(rng, used, template if i == subject else None) for i in range(count)]
-    return Repository(rng.choice(MODULES), functions, subject)
+    functions = [draw_function(rng, used, split, template if i == subject else None) for i in range(count)]
+    return Repository(rng.choice(MODULES), functions, subject, split)
+
+
+def caller_of(function: Function, user: str) -> list[str]:
+    """Source of a function ``user`` that only calls ``function``."""
+    arguments = ", ".join(function.parameters)
+    return [f"def {user}({arguments}):", f"    return {function.name}({arguments})"]
 
 
 def module_text(sources: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,7 @@
 """A minimal pytest-style runner; it costs ten milliseconds where pytest costs three hundred.
 
-The tests run in a child; the parent believes only a full count that came through a pipe, so that code under test that exits early,
-with whatever code, has failed.
+The tests run in a child; the parent counts the tests first and believes only a full count that came through a pipe, so that code
+under test that exits early, with whatever code, has failed.
 """
 import ast
 import linecache
@@ -14,7 +14,8 @@ def explain(error):
     """One line on a failed test: what a comparison got, or the error."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     if not isinstance(error, AssertionError) or str(error):
-        return f"{type(error).__name__}: {error}"[:80]
+        where = "" if isinstance(error, (AssertionError, SyntaxError)) else f" ({os.path.basename(frame.filename)}:{frame.lineno})"
+        return f"{type(error).__name__}: {error}"[:80] + where
     try:
         test = ast.parse(frame.line).body[0].test
         here = error.__traceback__
@@ -25,6 +26,20 @@ def explain(error):
         return f"{ast.unparse(test)} got {got!r}"[:160]
     except Exception:
         return frame.line
+
+
+def test_files():
+    return sorted(p for p in os.listdir(".") if p.startswith("test_") and p.endswith(".py") and os.path.isfile(p))
+
+
+def expected(path):
+    """How many tests a file defines, read without running it."""
+    try:
+        with open(path) as handle:
+            body = ast.parse(handle.read()).body
+    except (SyntaxError, ValueError):
+        return 0  # its run fails and says why
+    return len({node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")})
 
 
 def run_file(path):
@@ -54,7 +69,7 @@ def child(report):
     sys.path.insert(0, ".")
     sys.dont_write_bytecode = True
     passed = failed = 0
-    for path in sorted(p for p in os.listdir(".") if p.startswith("test_") and p.endswith(".py")):
+    for path in test_files():
         more = run_file(path)
         passed, failed = passed + more[0], failed + more[1]
     sys.stdout.flush()
@@ -62,6 +77,7 @@ def child(report):
 
 
 def main():
+    promised = sum(expected(path) for path in test_files())
     reading, report = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -76,6 +92,9 @@ def main():
         print("FAIL: the code ended the run")
         sys.exit(1)
     passed, failed = map(int, said.split())
+    if not failed and passed < promised:
+        print(f"FAIL: {promised - passed} tests did not run")
+        failed = promised - passed
     print((f"{failed} failed " if failed else "") + f"{passed} passed")
     sys.exit(5 if passed + failed == 0 else 1 if failed else 0)
 
