@@ -11,7 +11,7 @@ from dataclasses import dataclass
 FUNCTIONS = (
     "total", "count", "scale", "shift", "clamp", "first", "last", "merge", "limit", "score", "price", "rate", "size", "width",
     "area", "level", "rank", "pick", "join", "split", "label", "title", "clean", "check", "find", "match", "grow", "step",
-    "next", "weight", "cost", "mark", "value", "index", "range", "start", "end", "load", "state", "group", "build", "make",
+    "weight", "cost", "mark", "value", "index", "range", "start", "end", "load", "state", "group", "build", "make",
 )  # fmt: skip
 PARAMETERS = ("a", "b", "n", "x", "value", "count", "size", "left", "right", "start", "limit", "data", "item", "other")
 LISTS = ("items", "values", "data", "names", "parts", "rows", "keys", "lines")
