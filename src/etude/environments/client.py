@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,12 +23,16 @@ class EnvironmentsClient:
 
     async def create(self, files: Mapping[str, str], limits: PodLimits | None = None) -> RemotePod:
         """A new pod. Raises EnvironmentFault, PathEscape."""
-        body = {"files": dict(files), "limits": limits.model_dump() if limits else None}
+        body = {"files": dict(files), "limits": limits.model_dump() if limits else None, "key": secrets.token_hex(8)}
         return RemotePod(self, (await self.call("POST", "/pods", body))["id"])
 
     async def restore(self, snapshot: str) -> RemotePod:
         """A new pod with the files of a snapshot."""
         return RemotePod(self, (await self.call("POST", f"/snapshots/{snapshot}/pods", {}))["id"])
+
+    async def forget(self, snapshot: str) -> None:
+        """Delete a snapshot. No error when it is gone."""
+        await self.call("DELETE", f"/snapshots/{snapshot}")
 
     async def health(self) -> dict[str, Any]:
         return await self.call("GET", "/health")
@@ -42,7 +47,7 @@ class EnvironmentsClient:
         seconds = self.timeout + extra_seconds
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._http.request(method, path, b"" if body is None else orjson.dumps(body))
+                answer = await self._http.request(method, path, _encode(body))
         except TimeoutError:
             raise EnvironmentFault(
                 f"environments at {self.base_url} gave no answer to {method} {path} in {seconds:.0f}s"
@@ -85,7 +90,8 @@ class RemotePod:
         return paths
 
     async def fork(self) -> RemotePod:
-        return RemotePod(self.client, (await self.client.call("POST", f"/pods/{self.name}/fork", {}))["id"])
+        body = {"key": secrets.token_hex(8)}
+        return RemotePod(self.client, (await self.client.call("POST", f"/pods/{self.name}/fork", body))["id"])
 
     async def snapshot(self) -> str:
         """Id of a snapshot of the workspace, kept by the service."""
@@ -100,3 +106,21 @@ class RemotePod:
             await self.client.call("DELETE", f"/pods/{self.name}")
         except EnvironmentFault:
             return  # the service ends its lease, or is gone together with the pod
+
+
+def _encode(body: Mapping[str, Any] | None) -> bytes:
+    """JSON. Half characters (lone surrogates, which a model can write as an escape) become question marks."""
+    if body is None:
+        return b""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_whole(body))
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, Mapping):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return value

@@ -1,4 +1,4 @@
-"""The environments service: pods over HTTP, in a process of its own (``python -m etude.environments.service``).
+"""The environments service: pods over HTTP, in a process of its own.
 
 Routes (JSON, bearer key)::
 
@@ -10,10 +10,15 @@ Routes (JSON, bearer key)::
     POST   /pods/{id}/fork                                      -> {"id"}
     POST   /pods/{id}/snapshot                                  -> {"id"}
     POST   /snapshots/{id}/pods                                 -> {"id"}
+    DELETE /snapshots/{id}                                      -> {}
     DELETE /pods/{id}                                           -> {}           returns at once
-    GET    /health                                              -> counts
+    GET    /health                                              -> counts, bounds
 
-A pod lives on a lease: untouched for ``lease_seconds`` it is destroyed. Launchers die with this process, however it dies.
+A pod lives on a lease (:mod:`etude.environments.leases`). Launchers die with this process, however it dies.
+
+Start it with :func:`etude.environments.process.start_service`, or by hand: ``python -m etude.environments.service CONFIG [FD]``
+where CONFIG is a port or an EnvironmentsConfig as JSON, and FD a listening socket that was inherited. The key comes from the
+variable ETUDE_ENVIRONMENTS_KEY. Exit code 2 and one line where it cannot start.
 """
 
 from __future__ import annotations
@@ -23,155 +28,89 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
 import uvicorn
+import uvloop
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 from starlette.routing import Route
 
+from etude.base.config import resolve
 from etude.base.errors import EnvironmentFault, PathEscape, UserError
 from etude.base.records import PodLimits
-from etude.environments.namespaces import NamespaceBackend, NamespacePod, pack_files, probe
+from etude.environments.config import EnvironmentsConfig
+from etude.environments.leases import PodService
+from etude.environments.namespaces import NamespaceBackend, probe
+from etude.environments.pods import pack_files
 
-MAX_BODY = 64 << 20
 KEY_VARIABLE = "ETUDE_ENVIRONMENTS_KEY"
+MAX_EXEC_SECONDS = 3600.0
+
+Handler = Callable[[PodService, str, dict[str, Any]], Awaitable[dict[str, Any] | bytes]]
+"""Takes the service, the name in the path ("" where there is none) and the body."""
 
 
-@dataclass
-class Lease:
-    """One pod and when it was last used."""
-
-    pod: NamespacePod
-    touched: float = field(default_factory=time.monotonic)
-
-
-class PodService:
-    """State of the service: leases, snapshots, and the backend."""
-
-    def __init__(self, backend: NamespaceBackend, *, lease_seconds: float, max_pods: int) -> None:
-        self.backend, self.lease_seconds, self.max_pods = backend, lease_seconds, max_pods
-        self.leases: dict[str, Lease] = {}
-        self.snapshots: dict[str, tuple[bytes, PodLimits]] = {}
-        self.by_key: dict[str, asyncio.Future[str]] = {}
-        self.created = 0
-
-    async def create(self, packed: bytes, limits: PodLimits, key: str | None = None) -> str:
-        """Id of a new pod; the same ``key`` gives the same pod again."""
-        if key is not None and key in self.by_key:
-            return await asyncio.shield(self.by_key[key])
-        if len(self.leases) >= self.max_pods:
-            raise EnvironmentFault(
-                f"{self.max_pods} pods are alive, which is the limit; destroy some or raise max_pods"
-            )
-        promise: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        if key is not None:
-            self.by_key[key] = promise
-        try:
-            pod = await self.backend.create(packed, limits)
-        except BaseException as error:
-            self.by_key.pop(key or "", None)
-            promise.set_exception(error)
-            promise.exception()  # it is raised here; nobody else may be waiting
-            raise
-        name = secrets.token_hex(8)
-        self.leases[name] = Lease(pod)
-        self.created += 1
-        promise.set_result(name)
-        return name
-
-    def pod(self, name: str) -> NamespacePod:
-        lease = self.leases.get(name)
-        if lease is None:
-            raise EnvironmentFault(f"no pod {name}: destroyed, or its lease of {self.lease_seconds:.0f}s ended")
-        lease.touched = time.monotonic()
-        return lease.pod
-
-    def destroy(self, name: str) -> None:
-        lease = self.leases.pop(name, None)
-        if lease is not None:
-            self.backend.destroy(lease.pod)
-            for key in [key for key, promise in self.by_key.items() if promise.done() and promise.result() == name]:
-                del self.by_key[key]
-
-    async def sweep(self) -> None:
-        """Forever: reap dead pods and end leases."""
-        while True:
-            self.backend.reap()
-            now = time.monotonic()
-            for name in [n for n, lease in self.leases.items() if now - lease.touched > self.lease_seconds]:
-                self.destroy(name)
-            await asyncio.sleep(0.05)
-
-    async def close(self) -> None:
-        """Destroy everything; returns within about two seconds."""
-        for name in list(self.leases):
-            self.destroy(name)
-        deadline = time.monotonic() + 2.0
-        while self.backend.reap() and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        self.backend.close()
-
-
-Handler = Callable[[PodService, Request, dict[str, Any]], Awaitable[dict[str, Any] | bytes]]
-
-
-async def _create(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+async def _create(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
     files = {str(path): str(text).encode() for path, text in body.get("files", {}).items()}
     limits = PodLimits.model_validate(body.get("limits") or {})
     return {"id": await service.create(pack_files(files), limits, body.get("key"))}
 
 
-async def _exec(service: PodService, request: Request, body: dict[str, Any]) -> bytes:
-    pod = service.pod(request.path_params["name"])
-    result = await pod.exec(str(body["command"]), timeout=min(float(body.get("timeout", 20.0)), 3600.0))
+async def _exec(service: PodService, name: str, body: dict[str, Any]) -> bytes:
+    timeout = float(body.get("timeout", 20.0))
+    if not 0 < timeout <= MAX_EXEC_SECONDS:
+        raise ValueError(f"timeout {timeout}: expected seconds in (0, {MAX_EXEC_SECONDS:.0f}]")
+    with service.use(name) as pod:
+        result = await pod.exec(str(body["command"]), timeout=timeout)
     return orjson.dumps(result.model_dump())
 
 
-async def _read(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    return {"content": await service.pod(request.path_params["name"]).read(str(body["path"]))}
+async def _read(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    with service.use(name) as pod:
+        return {"content": await pod.read(str(body["path"]))}
 
 
-async def _write(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    await service.pod(request.path_params["name"]).write({str(p): str(t) for p, t in body["files"].items()})
+async def _write(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    with service.use(name) as pod:
+        await pod.write({str(p): str(t) for p, t in body["files"].items()})
     return {}
 
 
-async def _list(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    return {"paths": await service.pod(request.path_params["name"]).list()}
+async def _list(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    with service.use(name) as pod:
+        return {"paths": await pod.list()}
 
 
-async def _fork(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    pod = service.pod(request.path_params["name"])
-    return {"id": await service.create(await pod.dump(), pod.limits)}
+async def _fork(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    with service.use(name) as pod:
+        return {"id": await service.create(await pod.dump(), pod.limits, body.get("key"))}
 
 
-async def _snapshot(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    pod = service.pod(request.path_params["name"])
-    name = secrets.token_hex(8)
-    service.snapshots[name] = (await pod.dump(), pod.limits)
-    return {"id": name}
+async def _snapshot(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"id": await service.snapshot(name)}
 
 
-async def _restore(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    snapshot = service.snapshots.get(request.path_params["name"])
-    if snapshot is None:
-        raise EnvironmentFault(f"no snapshot {request.path_params['name']}")
-    return {"id": await service.create(*snapshot)}
+async def _restore(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"id": await service.restore(name)}
 
 
-async def _destroy(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    service.destroy(request.path_params["name"])
+async def _forget(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    service.forget(name)
     return {}
 
 
-async def _health(service: PodService, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    return {"pods": len(service.leases), "created": service.created, "snapshots": len(service.snapshots)}
+async def _destroy(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    service.destroy(name)
+    return {}
+
+
+async def _health(service: PodService, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    return service.health()
 
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
@@ -183,6 +122,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/pods/{name}/fork", _fork),
     ("POST", "/pods/{name}/snapshot", _snapshot),
     ("POST", "/snapshots/{name}/pods", _restore),
+    ("DELETE", "/snapshots/{name}", _forget),
     ("DELETE", "/pods/{name}", _destroy),
     ("GET", "/health", _health),
 )
@@ -191,17 +131,18 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 def _endpoint(service: PodService, key: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """Authentication, body limit and the one place where errors become answers."""
     expected = f"Bearer {key}".encode()
+    most = service.config.max_body_mb << 20
 
     async def serve(request: Request) -> Response:
         given = request.headers.get("authorization", "").encode()
         if not secrets.compare_digest(given, expected):
             return _error(401, "unauthorized", "missing or wrong key")
-        if int(request.headers.get("content-length") or 0) > MAX_BODY:
-            return _error(413, "too_large", f"body above {MAX_BODY} bytes")
         try:
-            raw = await request.body()
+            raw = await _body(request, most)
+            if raw is None:
+                return _error(413, "too_large", f"body above {most} bytes")
             body = orjson.loads(raw) if raw else {}
-            answer = await handler(service, request, body)
+            answer = await handler(service, request.path_params.get("name", ""), body)
         except PathEscape as error:
             return _error(422, "path", str(error))
         except EnvironmentFault as error:
@@ -213,17 +154,28 @@ def _endpoint(service: PodService, key: str, handler: Handler) -> Callable[[Requ
     return serve
 
 
+async def _body(request: Request, most: int) -> bytes | None:
+    """The body, or None when it is larger than ``most``, also when no length was announced."""
+    if int(request.headers.get("content-length") or 0) > most:
+        return None
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
 def _error(status: int, kind: str, message: str) -> Response:
     return Response(orjson.dumps({"error": {"kind": kind, "message": message}}), status, media_type="application/json")
 
 
-def create_app(key: str, *, lease_seconds: float = 300.0, max_pods: int = 512) -> FastAPI:
-    """The application; its pods live as long as its lifespan. Raises UserError where pods cannot start."""
-    service = PodService(NamespaceBackend(), lease_seconds=lease_seconds, max_pods=max_pods)
+def create_app(service: PodService, key: str) -> FastAPI:
+    """The application; the service's pods live as long as its lifespan."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await probe(service.backend)
         sweeper = asyncio.create_task(service.sweep())
         yield
         sweeper.cancel()
@@ -235,24 +187,57 @@ def create_app(key: str, *, lease_seconds: float = 300.0, max_pods: int = 512) -
     return app
 
 
-def main() -> int:
-    """Serve on the port given as the only argument; the key comes from the environment."""
-    port, key = int(sys.argv[1]), os.environ.pop(KEY_VARIABLE, "")
-    if not key:
-        print(f"error: set {KEY_VARIABLE}", file=sys.stderr)  # noqa: T201
-        return 2
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+async def serve(config: EnvironmentsConfig, key: str, listening: socket.socket) -> None:
+    """Probe, then serve on a bound socket until SIGTERM or SIGINT. Raises UserError where pods cannot start."""
+    backend = NamespaceBackend()
     try:
-        app = create_app(key)
+        await probe(backend)
+    except UserError:
+        backend.close()
+        raise
+    app = create_app(PodService(backend, config), key)
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, http="httptools", lifespan="on"
+    )
+    await uvicorn.Server(settings).serve(sockets=[listening])
+
+
+def listen(config: EnvironmentsConfig) -> socket.socket:
+    """A bound socket. Raises UserError when the port is in use."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((config.host, config.port))
+    except OSError as error:
+        listening.close()
+        raise UserError(
+            f"environments service: cannot listen on {config.host} port {config.port}: {error.strerror}; choose another port"
+        ) from None
+    return listening
+
+
+def main(arguments: Sequence[str]) -> int:
+    """See the head of this file."""
+    try:
+        if not 1 <= len(arguments) <= 2:
+            raise UserError("usage: python -m etude.environments.service CONFIG [FD]")
+        data = {"port": int(arguments[0])} if arguments[0].isdigit() else orjson.loads(arguments[0])
+        config = resolve(EnvironmentsConfig, data, source="environments service")
+        key = os.environ.pop(KEY_VARIABLE, "")
+        if not key:
+            raise UserError(f"environments service: set {KEY_VARIABLE}")
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with socket.socket(fileno=int(arguments[1])) if len(arguments) == 2 else listen(config) as listening:
+            uvloop.run(serve(config, key, listening))
+    except orjson.JSONDecodeError as error:
+        print(f"error: environments service: CONFIG is neither a port nor JSON: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-    uvicorn.run(
-        app, host="127.0.0.1", port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=1,
-        loop="uvloop", http="httptools",
-    )  # fmt: skip
+        return error.exit_code
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
