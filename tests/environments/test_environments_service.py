@@ -18,13 +18,14 @@ import psutil
 import pytest
 
 from etude.base.errors import EnvironmentFault, PathEscape, UserError
+from etude.base.process import ServiceProcess
 from etude.base.records import PodLimits
 from etude.environments import cgroups
 from etude.environments.client import EnvironmentsClient
 from etude.environments.config import EnvironmentsConfig
 from etude.environments.leases import PodService
 from etude.environments.namespaces import NamespaceBackend
-from etude.environments.process import ServiceProcess, start_service
+from etude.environments.process import start_service
 from etude.environments.service import KEY_VARIABLE
 
 Body = Callable[[EnvironmentsClient], Awaitable[None]]

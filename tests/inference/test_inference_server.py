@@ -18,13 +18,14 @@ import httpx
 import pytest
 from inference_fakes import assert_exact, params, prompt, tiny
 
-from etude.base.errors import InferenceFault, WeightSyncError
+from etude.base.errors import InferenceFault, UserError, WeightSyncError
+from etude.base.process import ServiceProcess
 from etude.base.records import Completion, Message
 from etude.data.chat import ChatCodec
 from etude.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from etude.inference.client import InferenceClient
 from etude.inference.engine import EngineConfig
-from etude.inference.process import EngineProcess, start_engine
+from etude.inference.process import start_engine
 from etude.inference.server import main
 from etude.inference.service import ServerConfig
 from etude.models.checkpoint import export_state, save_checkpoint
@@ -52,7 +53,7 @@ def publisher(checkpoint: Path) -> WeightPublisher:
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint: Path, publisher: WeightPublisher) -> Iterator[EngineProcess]:
+def server(checkpoint: Path, publisher: WeightPublisher) -> Iterator[ServiceProcess]:
     config = ServerConfig(
         checkpoint=str(checkpoint),
         version=5,
@@ -62,13 +63,13 @@ def server(checkpoint: Path, publisher: WeightPublisher) -> Iterator[EngineProce
         deadline_seconds=30.0,
         max_body_bytes=50_000,
     )
-    process = start_engine(config, log=checkpoint / "server.log")
+    process = asyncio.run(start_engine(config, log=checkpoint / "server.log"))
     yield process
     process.stop()
 
 
 @pytest.fixture
-def http(server: EngineProcess) -> Iterator[httpx.Client]:
+def http(server: ServiceProcess) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {server.key}"}
     with httpx.Client(base_url=server.base_url, headers=headers, timeout=30.0) as client:
         yield client
@@ -79,7 +80,7 @@ def codec(checkpoint: Path) -> ChatCodec:
     return ChatCodec(load_tokenizer(checkpoint), TOOLS)
 
 
-def session(server: EngineProcess, work: Any) -> Any:
+def session(server: ServiceProcess, work: Any) -> Any:
     """Run ``await work(client)``."""
 
     async def scenario() -> Any:
@@ -108,7 +109,7 @@ def until(condition: Any, seconds: float = 10.0) -> None:
 # ------------------------------------------------------------------------------------------------ token level
 
 
-def test_the_client_gets_exact_tokens_logprobs_and_experts(server: EngineProcess) -> None:
+def test_the_client_gets_exact_tokens_logprobs_and_experts(server: ServiceProcess) -> None:
     async def work(client: InferenceClient) -> Completion:
         await client.generate(prompt(0, 20), params(4), session="a b/c")
         completion = await client.generate(prompt(0, 20), params(8), session="a b/c", experts_start=15)
@@ -121,7 +122,7 @@ def test_the_client_gets_exact_tokens_logprobs_and_experts(server: EngineProcess
     assert_exact(tiny(3, **MODEL), prompt(0, 20), completion)
 
 
-def test_a_hundred_concurrent_agents_each_get_their_own_exact_answers(server: EngineProcess) -> None:
+def test_a_hundred_concurrent_agents_each_get_their_own_exact_answers(server: ServiceProcess) -> None:
     model = tiny(3, **MODEL)
 
     async def agent(client: InferenceClient, seed: int) -> tuple[list[int], Completion]:
@@ -141,7 +142,7 @@ def test_a_hundred_concurrent_agents_each_get_their_own_exact_answers(server: En
     assert session(server, lambda client: client.health())["running"] == 0
 
 
-def test_a_client_that_goes_away_cancels_its_request(server: EngineProcess, http: httpx.Client) -> None:
+def test_a_client_that_goes_away_cancels_its_request(server: ServiceProcess, http: httpx.Client) -> None:
     body = {"tokens": [1, 2, 3], "max_new_tokens": 250, "session": "leaver"}
     payload = json.dumps(body).encode()
     before = http.get("/health").json()["tokens_sampled"]
@@ -155,17 +156,17 @@ def test_a_client_that_goes_away_cancels_its_request(server: EngineProcess, http
 
 
 @pytest.fixture(scope="module")
-def slow(checkpoint: Path) -> Iterator[EngineProcess]:
+def slow(checkpoint: Path) -> Iterator[ServiceProcess]:
     """A server whose longest answers take far longer than its deadline."""
     config = ServerConfig(
         checkpoint=str(checkpoint), engine=EngineConfig(slots=2, max_length=32768), deadline_seconds=2.0
     )
-    process = start_engine(config, log=checkpoint / "slow.log")
+    process = asyncio.run(start_engine(config, log=checkpoint / "slow.log"))
     yield process
     process.stop()
 
 
-def test_a_stream_that_nobody_reads_any_more_is_cancelled(slow: EngineProcess) -> None:
+def test_a_stream_that_nobody_reads_any_more_is_cancelled(slow: ServiceProcess) -> None:
     headers = {"authorization": f"Bearer {slow.key}"}
     with httpx.Client(base_url=slow.base_url, headers=headers) as http:
         before = http.get("/health").json()["tokens_sampled"]
@@ -178,13 +179,13 @@ def test_a_stream_that_nobody_reads_any_more_is_cancelled(slow: EngineProcess) -
         assert before < http.get("/health").json()["tokens_sampled"] < before + 60000
 
 
-def test_the_deadline_of_a_request_is_an_error_that_names_it(slow: EngineProcess) -> None:
+def test_the_deadline_of_a_request_is_an_error_that_names_it(slow: ServiceProcess) -> None:
     with pytest.raises(InferenceFault, match=r"waited 2s .*policy version 0"):
         session(slow, lambda client: client.generate([1], params(32000), session="s"))
     until(lambda: session(slow, lambda client: client.health())["running"] == 0)
 
 
-def test_sigterm_ends_a_server_in_seconds_with_work_in_flight(slow: EngineProcess) -> None:
+def test_sigterm_ends_a_server_in_seconds_with_work_in_flight(slow: ServiceProcess) -> None:
     async def work(client: InferenceClient) -> None:
         request = asyncio.create_task(client.generate([1], params(32000), session="s"))
         while (await client.health())["running"] == 0:
@@ -239,7 +240,7 @@ def test_a_body_without_a_length_is_limited_too(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "wrong"])
-def test_a_wrong_key_is_refused(server: EngineProcess, key: str) -> None:
+def test_a_wrong_key_is_refused(server: ServiceProcess, key: str) -> None:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     answer = httpx.get(f"{server.base_url}/health", headers=headers)
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
@@ -247,7 +248,7 @@ def test_a_wrong_key_is_refused(server: EngineProcess, key: str) -> None:
 
 def test_no_server_is_a_fault() -> None:
     port = free_port()
-    nowhere = EngineProcess(f"http://127.0.0.1:{port}", "key", None)  # type: ignore[arg-type]
+    nowhere = ServiceProcess(f"http://127.0.0.1:{port}", "key", None)  # type: ignore[arg-type]
     with pytest.raises(InferenceFault, match=str(port)):
         session(nowhere, lambda client: client.generate([1], params(1), session="s"))
 
@@ -277,8 +278,8 @@ def test_a_bad_configuration_is_one_line_and_code_2(
 
 
 def test_whoever_starts_a_server_that_fails_learns_why(tmp_path: Path) -> None:
-    with pytest.raises(InferenceFault, match=r"code 2: error: checkpoint .*nowhere"):
-        start_engine(ServerConfig(checkpoint=str(tmp_path / "nowhere")), log=tmp_path / "log")
+    with pytest.raises(UserError, match=r"code 2: checkpoint .*nowhere"):
+        asyncio.run(start_engine(ServerConfig(checkpoint=str(tmp_path / "nowhere")), log=tmp_path / "log"))
 
 
 # ---------------------------------------------------------------------------------------------------- OpenAI
@@ -383,7 +384,7 @@ def test_models_lists_the_checkpoint(http: httpx.Client, checkpoint: Path) -> No
 
 
 def test_weights_are_pulled_and_swapped_while_rows_run(
-    server: EngineProcess, publisher: WeightPublisher, checkpoint: Path
+    server: ServiceProcess, publisher: WeightPublisher, checkpoint: Path
 ) -> None:
     """Last in the file: it changes what the server holds."""
 
@@ -430,9 +431,10 @@ def test_weights_are_pulled_and_swapped_while_rows_run(
 
 def test_the_server_dies_with_its_parent(checkpoint: Path, tmp_path: Path) -> None:
     script = (
-        "import sys, os\nfrom pathlib import Path\nfrom etude.inference.process import start_engine\n"
+        "import asyncio, sys, os\nfrom pathlib import Path\nfrom etude.inference.process import start_engine\n"
         "from etude.inference.service import ServerConfig\n"
-        f"engine = start_engine(ServerConfig(checkpoint={str(checkpoint)!r}), log=Path({str(tmp_path / 'log')!r}))\n"
+        f"starting = start_engine(ServerConfig(checkpoint={str(checkpoint)!r}), log=Path({str(tmp_path / 'log')!r}))\n"
+        "engine = asyncio.run(starting)\n"
         "print(engine.process.pid, flush=True)\nsys.stdin.read()\n"
     )
     with subprocess.Popen(

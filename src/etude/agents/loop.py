@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from etude.agents.chain import Chain, Sampled
 from etude.agents.config import HarnessConfig
@@ -20,27 +20,14 @@ from etude.agents.prompt import opening
 from etude.agents.summary import summarise
 from etude.agents.tools import Workbench, call_tool
 from etude.base.errors import EnvironmentFault, InferenceFault, ServiceError, VerifierFault
-from etude.base.protocols import Pod, PodFactory, Sampler
+from etude.base.protocols import PodFactory, Sampler, VerdictLike, Verify
 from etude.base.records import Message, Outcome, PodLimits, RewardBreakdown, Rollout, Task, ToolCall, Turn
 from etude.data.chat import ChatCodec
 from etude.data.tokenizer import CALL, token_id
 
-__all__ = ["HarnessConfig", "RolloutRunner", "Score", "VerdictLike", "Verify"]
-
 T = TypeVar("T")
 
 
-class VerdictLike(Protocol):
-    """What a verifier says."""
-
-    @property
-    def passed(self) -> bool: ...
-    @property
-    def output(self) -> str: ...
-
-
-Verify = Callable[[Task, Pod, str, bool], Awaitable[VerdictLike]]
-"""(task, final pod, final message, whether files were edited) -> verdict. Raises VerifierFault, EnvironmentFault."""
 Score = Callable[[Rollout], RewardBreakdown]
 """Reward terms of a finished rollout whose ``passed`` is set."""
 

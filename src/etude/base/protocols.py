@@ -6,10 +6,10 @@ scripted fakes; the services implement them with HTTP clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from etude.base.records import Completion, ExecResult, PodLimits, SamplingParams
+from etude.base.records import Completion, ExecResult, PodLimits, SamplingParams, Task
 
 
 class Sampler(Protocol):
@@ -64,3 +64,18 @@ class PodFactory(Protocol):
     """Where pods come from."""
 
     async def create(self, files: Mapping[str, str], limits: PodLimits | None = None) -> Pod: ...
+
+
+class VerdictLike(Protocol):
+    """What a verifier says."""
+
+    @property
+    def passed(self) -> bool: ...
+    @property
+    def output(self) -> str: ...
+
+
+Verify = Callable[[Task, Pod, str, bool], Awaitable[VerdictLike]]
+"""(task, final pod, final message, whether files were edited) -> verdict. Raises VerifierFault, EnvironmentFault.
+
+``rewards.verifiers.verify`` is one; it is handed in by the composition root to rooms that do not know rewards."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from etude.base.records import Message, ToolCall
-from etude.data.mutate import mutate_line
+from etude.data.mutate import KEYWORDS, mutate_line
 
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _DEF = re.compile(r"def (\w+)\((.*)\)")
@@ -29,40 +29,9 @@ _FILES = (
     "main.py",
     "base.py",
 )
-_KEYWORDS = {
-    *(
-        "def",
-        "return",
-        "if",
-        "else",
-        "elif",
-        "for",
-        "in",
-        "not",
-        "is",
-        "None",
-        "True",
-        "False",
-        "and",
-        "or",
-        "while",
-    ),
-    *(
-        "import",
-        "from",
-        "class",
-        "with",
-        "as",
-        "try",
-        "except",
-        "raise",
-        "self",
-        "lambda",
-        "yield",
-        "pass",
-        "print",
-    ),
-}
+_KEYWORDS = KEYWORDS | set(
+    ["False", "None", "True", "as", "class", "except", "from", "pass", "print", "raise", "self", "try", "with", "yield"]
+)
 
 
 def edit_document(functions: Sequence[str], rng: random.Random) -> list[Message] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
 
 _SWAPS: dict[str, tuple[str, ...]] = {
     " + ": (" - ", " * "),
@@ -42,7 +41,7 @@ _SWAPS: dict[str, tuple[str, ...]] = {
     "len(": ("sum(",),
 }
 _NAME = re.compile(r"\b[a-z_][a-z_0-9]*\b")
-_KEYWORDS = {
+KEYWORDS = {
     "def",
     "return",
     "if",
@@ -91,13 +90,10 @@ def _shift_number(line: str, rng: random.Random) -> str | None:
 
 
 def _swap_names(line: str, rng: random.Random) -> str | None:
-    names = [m for m in _NAME.finditer(line) if m.group() not in _KEYWORDS and line[m.end() : m.end() + 1] != "("]
+    names = [m for m in _NAME.finditer(line) if m.group() not in KEYWORDS and line[m.end() : m.end() + 1] != "("]
     distinct = sorted({m.group() for m in names})
     if len(distinct) < 2 or '"' in line or "'" in line:
         return None
     match = rng.choice(names)
     other = rng.choice([name for name in distinct if name != match.group()])
     return line[: match.start()] + other + line[match.end() :]
-
-
-Mutation = Callable[[str, random.Random], "str | None"]

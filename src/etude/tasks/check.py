@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from etude.base.edits import apply_edit
-from etude.base.protocols import Pod, PodFactory
+from etude.base.protocols import PodFactory, Verify
 from etude.base.records import Message, Record, Task
 
 CONCURRENCY = 16
@@ -23,17 +22,6 @@ class CheckReport(Record):
     @property
     def sound(self) -> bool:
         return not self.problem
-
-
-class VerdictLike(Protocol):
-    @property
-    def passed(self) -> bool: ...
-    @property
-    def output(self) -> str: ...
-
-
-Verify = Callable[[Task, Pod, str, bool], Awaitable[VerdictLike]]
-"""``rewards.verifiers.verify``, handed in by the caller: tasks do not know rewards."""
 
 
 async def check_task(task: Task, pods: PodFactory, verify: Verify) -> CheckReport:

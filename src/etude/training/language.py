@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -162,6 +162,3 @@ def evaluate_loss(model: DeepseekModel, batches: Sequence[PackedBatch]) -> float
 def held_out_batches(documents: Iterable[Document], row_length: int, rows: int, count: int) -> list[PackedBatch]:
     """The first ``count`` batches of a stream, kept for evaluation."""
     return list(itertools.islice(Packer(row_length, rows).batches(documents), count))
-
-
-OnStep = Callable[[StepReport], None]
