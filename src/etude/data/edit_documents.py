@@ -29,9 +29,22 @@ _FILES = (
     "main.py",
     "base.py",
 )
-_KEYWORDS = KEYWORDS | set(
-    ["False", "None", "True", "as", "class", "except", "from", "pass", "print", "raise", "self", "try", "with", "yield"]
-)
+_KEYWORDS = KEYWORDS | {
+    "False",
+    "None",
+    "True",
+    "as",
+    "class",
+    "except",
+    "from",
+    "pass",
+    "print",
+    "raise",
+    "self",
+    "try",
+    "with",
+    "yield",
+}
 
 
 def edit_document(functions: Sequence[str], rng: random.Random) -> list[Message] | None:
