@@ -253,7 +253,9 @@ int main(int argc, char **argv) {
     if (num_groups < 0 || first_bind > argc) return 2;
     snprintf(search_path, sizeof search_path, "PATH=%s", getenv("PATH") ? getenv("PATH") : "/usr/local/bin:/usr/bin:/bin");
     umask(022);
-    for (int number = 1; number < 32; number++) signal(number, SIG_DFL); /* what the service ignores is its own affair */
+    /* what the service ignores is its own affair; raw, since libc's signal() refuses the two real-time signals it keeps */
+    unsigned long by_default[4] = {0};
+    for (int number = 1; number <= 64; number++) syscall(SYS_rt_sigaction, number, by_default, NULL, 8);
     sigset_t events;
     sigemptyset(&events);
     sigaddset(&events, SIGCHLD);
