@@ -85,7 +85,7 @@ def _candidates(roots: Sequence[Path]) -> list[tuple[Path, Path]]:
     return sorted(paths, key=lambda item: hashlib.sha256(item[1].as_posix().encode()).digest())
 
 
-def functions(text: str, *, max_lines: int = 14, max_width: int = 88) -> Iterator[str]:
+def functions(text: str, *, min_lines: int = 3, max_lines: int = 14, max_width: int = 88) -> Iterator[str]:
     """Short top-level functions and methods of a module, dedented, without their docstrings."""
     try:
         tree = ast.parse(text)
@@ -101,7 +101,7 @@ def functions(text: str, *, max_lines: int = 14, max_width: int = 88) -> Iterato
         else:
             header = lines[node.lineno - 1 : body_start - 1]
         kept = [line for line in [*header, *lines[body_start - 1 : end]] if line.strip()]
-        if 3 <= len(kept) <= max_lines and max(map(len, kept)) <= max_width:
+        if min_lines <= len(kept) <= max_lines and max(map(len, kept)) <= max_width:
             yield textwrap.dedent("\n".join(kept))
 
 

@@ -2,8 +2,8 @@
 
 Bases of today see commits and issues beside plain files; these documents are the small, offline form of that. Each takes
 one to three real functions, shows them with line numbers as the ``read`` tool does, and asks for a change that is known by
-construction: a mutated line put right, a name replaced everywhere, a line taken out put back, a comment added, or a
-question about the text.
+construction: a mutated line put right, a word of a line replaced, a name replaced everywhere, a line taken out put back, a
+docstring added, a function written from its comment, or a question about the text.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
+from etude.base.edits import apply_edit
 from etude.base.records import Message, ToolCall
 from etude.data.mutate import KEYWORDS, mutate_line
 
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+_WORDS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|\d+")
 _DEF = re.compile(r"def (\w+)\((.*)\)")
 _FILES = (
     "lib.py",
@@ -52,7 +54,8 @@ def edit_document(functions: Sequence[str], rng: random.Random) -> list[Message]
     lines = "\n\n".join(functions).split("\n")
     name = rng.choice(_FILES)
     makers: list[Callable[[list[str], str, random.Random], list[Message] | None]] = [
-        *(_repair, _repair, _repair, _rename, _restore, _comment, _question, _new_line),
+        *(_repair, _repair, _swap, _swap, _write, _write, _comment, _comment),
+        *(_question, _question, _rename, _restore, _new_line),
     ]
     return rng.choice(makers)(lines, name, rng)
 
@@ -60,6 +63,17 @@ def edit_document(functions: Sequence[str], rng: random.Random) -> list[Message]
 def numbered(lines: Sequence[str]) -> str:
     """The view of the ``read`` tool: ``7:    return total``."""
     return "\n".join(f"{number}:{line}" for number, line in enumerate(lines, 1))
+
+
+def states(messages: Sequence[Message]) -> list[str]:
+    """The file of an edit document as it was shown, and after its edits."""
+    shown = "\n".join(
+        line.partition(":")[2] for message in messages if message.role == "tool" for line in message.content.split("\n")
+    )
+    edited = shown
+    for call in (call for message in messages for call in message.calls if call.name == "edit"):
+        edited = apply_edit(edited, call.arguments["at"], call.arguments["text"])
+    return [shown, edited]
 
 
 def _view(lines: Sequence[str], name: str, request: str, *answer: ToolCall) -> list[Message]:
@@ -93,12 +107,48 @@ def _repair(lines: list[str], name: str, rng: random.Random) -> list[Message] | 
         where = _function_of(lines, index)
         if broken is None or where is None:
             continue
-        request = rng.choice(
-            (f"fix {where} in {name}", f"{where} in {name} is wrong, fix it", f"fix the bug in {where}")
-        )
+        requests = [f"fix {where} in {name}", f"{where} in {name} is wrong, fix it", f"fix the bug in {where}"]
         shown = [*lines[:index], broken, *lines[index + 1 :]]
-        return _view(shown, name, request, _edit(name, str(index + 1), lines[index]))
+        comment = next((i for i in range(index, 0, -1) if _DEF.search(lines[i - 1])), 0)
+        wish = lines[comment].strip()
+        if wish.startswith("# ") and rng.random() < 0.5:  # the request says what the comment would have said
+            requests = [f"{where} is wrong: it should be {wish[2:]}", f"fix {where}: it should return {wish[2:]}"]
+            shown, index = [*shown[:comment], *shown[comment + 1 :]], index - 1
+            return _view(shown, name, rng.choice(requests), _edit(name, str(index + 1), lines[index + 1]))
+        return _view(shown, name, rng.choice(requests), _edit(name, str(index + 1), lines[index]))
     return None
+
+
+def _swap(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
+    """A word or number of one line becomes another one: the request names the function and both words."""
+    index = rng.choice(_code_lines(lines) or [0])
+    where, words = _function_of(lines, index), _WORDS.findall(lines[index])
+    others = [w for line in lines for w in _WORDS.findall(line) if w not in words and w not in _KEYWORDS]
+    once = [word for word in words if words.count(word) == 1 and word not in _KEYWORDS]
+    if where is None or not once or not others:
+        return None
+    old = rng.choice(once)
+    new = str(rng.randint(2, 12)) if old.isdigit() else rng.choice(others)
+    if new == old:
+        return None
+    text = re.sub(rf"\b{old}\b", new, lines[index])
+    wish = rng.choice((f"use {new} instead of {old}", f"{new} instead of {old}", f"replace {old} by {new}"))
+    request = rng.choice((f"change {where} in {name}: {wish}", f"{where} in {name}: {wish}"))
+    return _view(lines, name, request, _edit(name, str(index + 1), text))
+
+
+def _write(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
+    """A function with a comment under its head is taken out, and written again at the end from head and comment."""
+    blocks = [block.split("\n") for block in "\n".join(lines).split("\n\n")]
+    fitting = [b for b in blocks if len(b) > 2 and _DEF.match(b[0]) and b[1].lstrip().startswith("# ")]
+    if not fitting or len(blocks) < 2:
+        return None
+    wanted = rng.choice(fitting)
+    shown = "\n\n".join("\n".join(block) for block in blocks if block is not wanted).split("\n")
+    head, wish = wanted[0].removeprefix("def ").removesuffix(":"), wanted[1].strip(" #")
+    request = rng.choice((f"add {head} to {name}: {wish}", f"{name} needs a function {head}: {wish}"))
+    text = "\n".join(["", wanted[0], *wanted[2:]])
+    return _view(shown, name, request, _edit(name, f"{len(shown)}+", text))
 
 
 def _rename(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:

@@ -7,7 +7,7 @@ seed and files give the same stream.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from etude.base.records import Message
 from etude.data.chat import ChatCodec
 from etude.data.corpus import SourceFile
-from etude.data.edit_documents import edit_document
+from etude.data.edit_documents import edit_document, states
 from etude.data.packing import Document
 from etude.data.tokenizer import EOS, FILE, token_id
 
@@ -56,19 +56,27 @@ class TextSource:
 
 
 class EditSource:
-    """Edit documents over functions (see ``edit_documents``); what is shown weighs ``context_weight``."""
+    """Edit documents over functions (see ``edit_documents``); what is shown weighs ``context_weight``.
+
+    ``allowed`` says of a file's text whether it may be trained on: an edit can make a function that is held out.
+    """
 
     def __init__(
-        self, functions: Sequence[str], codec: ChatCodec, max_tokens: int, context_weight: float = 1.0
+        self,
+        functions: Sequence[str],
+        codec: ChatCodec,
+        max_tokens: int,
+        context_weight: float = 1.0,
+        allowed: Callable[[str], bool] = lambda text: True,
     ) -> None:
         self.functions, self.codec, self.max_tokens = functions, codec, max_tokens
-        self.context_weight = context_weight
+        self.context_weight, self.allowed = context_weight, allowed
 
     def draw(self, rng: random.Random) -> Document:
         while True:
             chosen = [self.functions[rng.randrange(len(self.functions))] for _ in range(rng.choice((1, 1, 2, 2, 3)))]
             messages = edit_document(chosen, rng)
-            if messages is None:
+            if messages is None or not all(map(self.allowed, states(messages))):
                 continue
             document = conversation_document(messages, self.codec, self.context_weight)
             if len(document[0]) <= self.max_tokens:

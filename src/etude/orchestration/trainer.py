@@ -11,6 +11,7 @@ from etude.base.records import RolloutGroup, Segment, WeightManifest
 from etude.base.telemetry import RunDirectory
 from etude.data.tokenizer import load_tokenizer
 from etude.models.checkpoint import load_checkpoint
+from etude.tasks.synth.split import in_training
 from etude.training.pretrain import PretrainConfig, pretrain, save
 from etude.training.rl import RLTrainConfig, RLTrainer
 from etude.training.sft import SFTConfig, sft
@@ -58,8 +59,9 @@ def pretrain_stage(
 ) -> None:
     """A pretraining stage in a process of its own."""
     pretrain(
-        config, RunDirectory(run), out, name=name, tools=TOOL_ARGUMENTS, init=init, texts=texts, held_out_texts=held_out
-    )
+        config, RunDirectory(run), out, name=name, tools=TOOL_ARGUMENTS, init=init, texts=texts,
+        held_out_texts=held_out, allowed=in_training,
+    )  # fmt: skip
 
 
 def sft_stage(config: SFTConfig, run: Path, out: Path, init: Path, segments: list[Segment]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -84,10 +84,12 @@ def pretrain(
     init: Path | None,
     texts: Sequence[str] = (),
     held_out_texts: Sequence[str] = (),
+    allowed: Callable[[str], bool] = lambda text: True,
 ) -> DeepseekModel:
     """Train, log under stage ``name`` and save a Hugging Face directory at ``out``; returns the model.
 
-    ``texts`` are generated sources for the ``texts`` share of the mixture, ``held_out_texts`` the ones to test on.
+    ``texts`` are generated sources for the ``texts`` share of the mixture, ``held_out_texts`` the ones to test on;
+    ``allowed`` says of a text with an edited generated function whether it may be trained on.
     """
     torch.set_num_threads(config.threads)
     files = _files(config.data)
@@ -108,7 +110,7 @@ def pretrain(
         }
         model = load_checkpoint(init, **{key: value for key, value in changes.items() if value is not None})
     codec = ChatCodec(tokenizer, tools)
-    stream = mixture(_sources(config, codec, train_files, snippets, texts), config.seed)
+    stream = mixture(_sources(config, codec, train_files, snippets, texts, allowed), config.seed)
     held = _held_out(config, codec, files, held_out_texts)
     losses = {f"heldout_{key}_loss": evaluate_loss(model, batches) for key, batches in held.items()}
     run.metrics(name, 0, heldout_loss=losses["heldout_code_loss"], **losses)
@@ -153,6 +155,7 @@ def _sources(
     files: Sequence[SourceFile],
     snippets: Sequence[str],
     texts: Sequence[str],
+    allowed: Callable[[str], bool],
 ) -> list[tuple[float, Source]]:
     length = config.stage.row_length
     data = config.data
@@ -162,9 +165,10 @@ def _sources(
         (data.edits, EditSource(snippets, codec, length, data.edit_context_weight)),
     ]
     if texts:
-        generated = [snippet for text in texts for snippet in functions(text)]
+        generated = [snippet for text in texts for snippet in functions(text, min_lines=2)]
+        generated = [snippet for snippet in generated if not snippet.startswith("def test_")]
         sources.append((data.texts, TextSource(texts, codec)))
-        sources.append((data.text_edits, EditSource(generated, codec, length, data.edit_context_weight)))
+        sources.append((data.text_edits, EditSource(generated, codec, length, data.edit_context_weight, allowed)))
     return [(weight, source) for weight, source in sources if weight > 0]
 
 

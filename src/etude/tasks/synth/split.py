@@ -25,6 +25,11 @@ def in_split(split: Split, sources: Iterable[Sequence[str]]) -> bool:
     return all(split_of(source) == split for source in sources)
 
 
+def in_training(text: str) -> bool:
+    """Whether all functions of a module lie in the training split."""
+    return in_split("train", definitions({"": text}))
+
+
 def definitions(files: Mapping[str, str]) -> list[list[str]]:
     """Lines of every function of the generated modules in ``files``; tests and hidden files are left out."""
     modules = [text for path, text in files.items() if not path.startswith((".", "test_"))]
