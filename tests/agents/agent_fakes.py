@@ -29,6 +29,10 @@ from etude.data.chat import ChatCodec
 Exec = Callable[["FakePod", str], "ExecResult | Exception"]
 
 
+LINK_OUT = "-> /"
+"""Content of a file that stands for a link that leads out of the workspace."""
+
+
 class FakePod:
     """A workspace in a dict; commands are answered by a function."""
 
@@ -44,7 +48,10 @@ class FakePod:
         return answer
 
     async def read(self, path: str) -> str | None:
-        return self.files.get(_inside(path))
+        content = self.files.get(_inside(path))
+        if content == LINK_OUT:
+            raise PathEscape(path)
+        return content
 
     async def write(self, files: Mapping[str, str]) -> None:
         self.files.update({_inside(path): content for path, content in files.items()})
@@ -79,7 +86,7 @@ class FakePods:
     async def create(self, files: Mapping[str, str], limits: PodLimits | None = None) -> FakePod:
         if self.broken:
             raise EnvironmentFault("environments gave no answer")
-        self.pods.append(FakePod(self, files))
+        self.pods.append(FakePod(self, {_inside(path): content for path, content in files.items()}))
         return self.pods[-1]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agent_fakes import (
+    LINK_OUT,
     FakePod,
     FakePods,
     FakeVerdict,
@@ -245,6 +246,28 @@ def test_no_pod_is_a_fault_of_the_environment(codec: ChatCodec) -> None:
     rollout = rollout_of(codec, messages_sampler(codec, []), pods=FakePods(broken=True))
     assert rollout.outcome is Outcome.ENVIRONMENT_FAULT
     assert rollout.segments == ()
+
+
+def test_a_task_whose_files_lead_out_of_the_workspace_is_a_fault_of_the_environment(codec: ChatCodec) -> None:
+    rollout = rollout_of(codec, messages_sampler(codec, []), task=task_of(files={"../lib.py": "x"}))
+    assert (rollout.outcome, rollout.reward) == (Outcome.ENVIRONMENT_FAULT, None)
+
+
+def test_a_file_that_a_command_made_a_link_out_counts_as_changed(codec: ChatCodec) -> None:
+    def link(pod: FakePod, command: str) -> ExecResult:
+        pod.files["lib.py"] = LINK_OUT
+        return ExecResult(exit_code=0, output="", seconds=0.0)
+
+    seen: list[object] = []
+
+    async def verify(*arguments: object) -> FakeVerdict:
+        seen.extend(arguments)
+        return FakeVerdict(passed=False)
+
+    said = [says(("run", {"command": "ln -sf / lib.py"})), FINISH]
+    rollout = rollout_of(codec, messages_sampler(codec, said), pods=FakePods(link), verify=verify)
+    assert rollout.outcome is Outcome.COMPLETED
+    assert seen[-1] is True
 
 
 def test_a_prompt_that_cannot_fit_is_no_fault_of_the_model(codec: ChatCodec) -> None:

@@ -19,7 +19,7 @@ from etude.agents.config import HarnessConfig
 from etude.agents.prompt import opening
 from etude.agents.summary import summarise
 from etude.agents.tools import Workbench, call_tool
-from etude.base.errors import EnvironmentFault, InferenceFault, ServiceError, VerifierFault
+from etude.base.errors import EnvironmentFault, EtudeError, InferenceFault, PathEscape, ServiceError, VerifierFault
 from etude.base.protocols import PodFactory, Sampler, VerdictLike, Verify
 from etude.base.records import Message, Outcome, PodLimits, RewardBreakdown, Rollout, Task, ToolCall, Turn
 from etude.data.chat import ChatCodec
@@ -31,11 +31,12 @@ T = TypeVar("T")
 Score = Callable[[Rollout], RewardBreakdown]
 """Reward terms of a finished rollout whose ``passed`` is set."""
 
-_FAULTS: tuple[tuple[type[ServiceError], Outcome], ...] = (
-    (InferenceFault, Outcome.INFERENCE_FAULT),
-    (VerifierFault, Outcome.VERIFIER_FAULT),
-    (EnvironmentFault, Outcome.ENVIRONMENT_FAULT),
-)
+_FAULTS: dict[type[EtudeError], Outcome] = {
+    InferenceFault: Outcome.INFERENCE_FAULT,
+    VerifierFault: Outcome.VERIFIER_FAULT,
+    EnvironmentFault: Outcome.ENVIRONMENT_FAULT,
+    PathEscape: Outcome.ENVIRONMENT_FAULT,  # what the model wrote is checked by its tools: here the task's own files
+}
 
 
 @dataclass
@@ -82,8 +83,8 @@ class RolloutRunner:
         self._running[rollout_id] = current
         try:
             await self._attempt(task, attempt)
-        except (InferenceFault, EnvironmentFault, VerifierFault) as fault:
-            attempt.outcome = next(outcome for kind, outcome in _FAULTS if isinstance(fault, kind))
+        except tuple(_FAULTS) as fault:
+            attempt.outcome = next(outcome for kind, outcome in _FAULTS.items() if isinstance(fault, kind))
             attempt.detail = str(fault)
         except asyncio.CancelledError:
             if rollout_id not in self._cancelled:

@@ -48,7 +48,10 @@ class Workbench:
         """Whether the workspace was edited, be it with a command of the model's own. Raises EnvironmentFault."""
         if self.edited or "own_command" not in self.events:
             return bool(self.edited)
-        return any([await self.pod.read(path) != content for path, content in self.task.files.items()])
+        try:
+            return any([await self.pod.read(path) != content for path, content in self.task.files.items()])
+        except PathEscape:  # a file became a link that leads out
+            return True
 
 
 async def call_tool(bench: Workbench, call: ToolCall) -> str:
