@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ class FakePod:
 
     async def exec(self, command: str, *, timeout: float = 20.0) -> ExecResult:
         await asyncio.sleep(0)
+        self.owner.commands.append(command)
+        if command.startswith("rm -f -- "):
+            for path in shlex.split(command)[3:]:
+                self.files.pop(path.removeprefix("./"), None)
+            return ExecResult(exit_code=0, output="", seconds=0.0)
         answer = self.owner.execute(self, command)
         if isinstance(answer, Exception):
             raise answer
@@ -82,6 +88,7 @@ class FakePods:
     def __init__(self, execute: Exec = nothing, *, broken: bool = False) -> None:
         self.execute, self.broken = execute, broken
         self.pods: list[FakePod] = []
+        self.commands: list[str] = []
 
     async def create(self, files: Mapping[str, str], limits: PodLimits | None = None) -> FakePod:
         if self.broken:

@@ -12,7 +12,7 @@ import pytest
 from agent_fakes import FakePod, FakePods, outcome_only, run_for_real, says, task_of
 
 from etude.agents.chain import CUT_NOTE
-from etude.agents.demonstrator import Demonstrator, DemonstratorConfig, diff_edits
+from etude.agents.demonstrator import Demonstrator, DemonstratorConfig
 from etude.agents.loop import HarnessConfig, RolloutRunner
 from etude.agents.scripted import NoopAgent, OracleAgent, Policy, ScriptedSampler, parse_conversation
 from etude.agents.spoil import spoil
@@ -23,7 +23,7 @@ from etude.rewards.verifiers import verify
 from etude.tasks.synth import generate
 
 WIDE = HarnessConfig(context_budget=6000, max_completion=400, max_summary=200)
-CAREFUL = {"careless_rate": 0.0, "give_up_rate": 0.0}
+CAREFUL = {"careless_rate": 0.0, "give_up_rate": 0.0, "again_rate": 0.0}
 TEST = "from lib import total\nassert total(1, 2) == 3, 'FAIL total'\nprint('1 passed')\n"
 
 
@@ -152,7 +152,7 @@ def test_work_goes_on_correctly_after_a_summary(codec: ChatCodec) -> None:
 
 def test_a_summary_tells_the_truth(codec: ChatCodec) -> None:
     tasks = generated(40, 2)
-    config = HarnessConfig(context_budget=460, max_completion=100, max_summary=80, max_summaries=6)
+    config = HarnessConfig(context_budget=400, max_completion=100, max_summary=80, max_summaries=6)
     told = 0
     for task, rollout in zip(tasks, demonstrate(codec, tasks, config, mistake_rate=0.5, **CAREFUL), strict=True):
         files = dict(task.files)
@@ -162,6 +162,8 @@ def test_a_summary_tells_the_truth(codec: ChatCodec) -> None:
                 path, number, line = seen.groups()
                 assert files[path].split("\n")[int(number) - 1] == line
             for call, result in zip(turn.message.calls, turn.results, strict=False):
+                if call.name == "reset":
+                    files = dict(task.files)
                 if call.name == "edit" and result.content.startswith(("ok", CUT_NOTE)):
                     arguments = call.arguments
                     files[arguments["path"]] = apply_edit(
@@ -187,20 +189,15 @@ def test_a_slip_keeps_the_form_of_the_edit_and_changes_something() -> None:
         assert len({slip.model_dump_json() for slip in slips}) >= 2
 
 
-def test_diff_edits_lead_from_any_text_to_any_other() -> None:
-    rng = random.Random(1)
-    for _ in range(400):
-        before, after = (
-            "".join(f"{rng.choice(['', 'a', 'b', 'c'])}\n" for _ in range(rng.randint(1, 6))) for _ in "ab"
-        )
-        if after == "\n":
-            continue  # no edit makes a file of one blank line
-        content = before
-        for call in diff_edits("f", before, after):
-            content = apply_edit(content, call.arguments["at"], call.arguments.get("text", ""))
-        assert content == after
-    (created,) = diff_edits("f", None, "a\nb\n")
-    assert apply_edit(None, created.arguments["at"], created.arguments["text"]) == "a\nb\n"
+def test_a_failed_try_is_taken_back_and_made_again_as_often_as_it_slips(codec: ChatCodec) -> None:
+    rates = {**CAREFUL, "mistake_rate": 1.0, "again_rate": 0.5, "parallel_rate": 0.0, "look_first_rate": 0.0}
+    shapes = {
+        " ".join(call.name for turn in rollout.turns for call in turn.message.calls)
+        for rollout in demonstrate(codec, [hand_made()] * 30, **rates)
+        if rollout.passed
+    }
+    once, again = "read edit run", " reset edit run"
+    assert {f"{once}{again} finish", f"{once}{again}{again} finish"} <= shapes
 
 
 def test_a_scripted_message_longer_than_its_limit_is_cut_like_any_other(codec: ChatCodec) -> None:

@@ -77,7 +77,7 @@ def test_edit_changes_the_file_and_shows_the_new_lines_with_their_numbers(
     bench = bench_of()
     assert ask(bench, "edit", path="lib.py", at=at, text=text) == answer
     assert asyncio.run(bench.pod.read("lib.py")) == content
-    assert bench.edited == {"lib.py"}
+    assert set(bench.originals) == {"lib.py"}
 
 
 def test_a_refused_edit_is_answered_counted_and_changes_nothing() -> None:
@@ -85,8 +85,21 @@ def test_a_refused_edit_is_answered_counted_and_changes_nothing() -> None:
     assert ask(bench, "edit", path="lib.py", at="9", text="x") == "error: the file has 2 lines"
     assert ask(bench, "edit", path="new.py", at="1", text="x") == "error: no such file; use 0+ to create it"
     assert bench.events == ["failed_edit", "failed_edit"]
-    assert not bench.edited
+    assert not bench.originals
     assert asyncio.run(bench.pod.list()) == sorted(FILES)
+
+
+def test_reset_puts_all_files_back_and_takes_new_ones_away() -> None:
+    bench = bench_of()
+    assert ask(bench, "reset") == "nothing to reset"
+    for at in ("1", "2"):
+        ask(bench, "edit", path="lib.py", at=at, text="pass")
+    ask(bench, "edit", path="new file.py", at="0+", text="x = 1")
+    assert ask(bench, "reset") == "ok"
+    assert isinstance(bench.pod, FakePod)
+    assert bench.pod.files == FILES
+    assert not asyncio.run(bench.changed())
+    assert bench.pod.owner.commands == ["rm -f -- './new file.py'"]
 
 
 def test_run_answers_with_the_output_and_notes_the_verdict() -> None:
@@ -152,6 +165,7 @@ def test_the_table_of_tools_is_the_one_of_the_wire() -> None:
         "read": ("path",),
         "search": ("text",),
         "edit": ("path", "at", "text"),
+        "reset": (),
         "run": ("command",),
         "finish": ("message",),
     }

@@ -1,12 +1,11 @@
 """A mediocre engineer at work: knows the reference solution, slips, mostly looks, usually mends.
 
 It keeps a picture of the workspace (the task's files with its own edits applied) and of where the solution leads, so that
-it can mend any slip with edits whose line numbers hold at that moment, and say in a summary what is true.
+it knows when it has to start over, and can say in a summary what is true.
 """
 
 from __future__ import annotations
 
-import difflib
 import random
 import re
 from collections.abc import Sequence
@@ -30,6 +29,8 @@ class DemonstratorConfig(Config):
 
     mistake_rate: float = Field(0.35, ge=0.0, le=1.0)
     """Probability that the first try of the first edit is wrong."""
+    again_rate: float = Field(0.3, ge=0.0, le=1.0)
+    """Probability that it slips again after it started over."""
     careless_rate: float = Field(0.25, ge=0.0, le=1.0)
     """Probability that it finishes without running the tests."""
     give_up_rate: float = Field(0.25, ge=0.0, le=1.0)
@@ -38,7 +39,7 @@ class DemonstratorConfig(Config):
     """Probability that it starts with the failing tests, the list of files or a search. It always does so when the request
     does not name the file it has to read."""
     reread_rate: float = Field(0.5, ge=0.0, le=1.0)
-    """Probability that it reads the file again before it mends, and before an edit that its summary prepared."""
+    """Probability that it reads the file again before an edit that its summary prepared."""
     parallel_rate: float = Field(0.15, ge=0.0, le=1.0)
     """Probability that it sends neighbouring edits, and the run after them, in one message."""
 
@@ -52,7 +53,8 @@ class Demonstrator:
         self._goal = dict(task.files)
         self._plan = [call for message in task.solution for call in message.calls]
         for call in self._plan:
-            _apply(self._goal, call)
+            self._apply(self._goal, call)
+        self._edits = [call for call in self._plan if call.name == "edit"]
         self._careless = rng.random() < config.careless_rate
         self._parallel = rng.random() < config.parallel_rate
         self._slips = rng.random() < config.mistake_rate
@@ -72,7 +74,9 @@ class Demonstrator:
         if self._prepared:
             self._resume()
         calls = [self._next()]
-        while self._parallel and calls[-1].name == "edit" and self._joins(calls):
+        while calls[-1].name == "reset" or (self._parallel and calls[-1].name == "edit"):
+            if not self._joins(calls):
+                break
             calls.append(self._next())
         return Message(role="assistant", calls=tuple(calls))
 
@@ -84,7 +88,7 @@ class Demonstrator:
         if call.name == "edit" and self._slips:
             self._slips = False
             call = spoil(call, self._rng) or call
-        _apply(self._files, call)
+        self._apply(self._files, call)
         self._done.append(f"edit {call.arguments['at']}" if call.name == "edit" else call.name)
         return call
 
@@ -134,37 +138,40 @@ class Demonstrator:
         if (failed and any(name.startswith("edit") for name in self._done)) or (
             last == "edit" and results[-1:] != [] and results[-1].startswith("error")
         ):
-            self._plan_to_mend(conversation, failed)
+            self._plan_to_mend(failed)
 
-    def _plan_to_mend(self, conversation: Sequence[Message], failed: bool) -> None:
-        if any(call.name == "edit" for call in self._plan):
-            return  # the work is not finished anyway
+    def _plan_to_mend(self, failed: bool) -> None:
+        """Take everything back and do it again, with the line numbers of the first read; perhaps with another slip."""
+        if any(call.name == "edit" for call in self._plan) or self._files == self._goal:
+            return  # the work is not finished anyway, or nothing is wrong with it
         if failed and self._rng.random() < self._config.give_up_rate:
             return
-        mend = self._mending()
-        if not mend:
-            return
-        path = mend[0].arguments["path"]
-        calls = [call for message in conversation for call in message.calls]
-        unseen = not any(call.arguments.get("path") == path for call in calls)
-        if path in self._files and (unseen or (failed and self._rng.random() < self._config.reread_rate)):
-            mend.insert(0, _call("read", path=path))
+        back = [_call("reset")] if self._files != self._task.files else []
+        check = [] if self._careless else [_call("run")]
         rest = [call for call in self._plan if call.name == "finish"]
-        self._plan = [*mend, *([] if self._careless else [_call("run")]), *rest]
+        self._plan = [*back, *self._edits, *check, *rest]
+        self._slips = self._rng.random() < self._config.again_rate
 
-    def _mending(self) -> list[ToolCall]:
-        """Edits that lead from the picture to the goal, last lines first so that the numbers of the others hold."""
-        edits: list[ToolCall] = []
-        for path, wanted in self._goal.items():
-            edits += diff_edits(path, self._files.get(path), wanted)
-        return edits
+    def _apply(self, files: dict[str, str], call: ToolCall) -> None:
+        """What a call does to the picture; a refused edit does nothing."""
+        if call.name == "reset":
+            files.clear()
+            files.update(self._task.files)
+        if call.name != "edit":
+            return
+        path = call.arguments["path"]
+        try:
+            files[path] = apply_edit(files.get(path), call.arguments["at"], call.arguments.get("text", ""))
+        except ValueError:
+            return
 
     # -------------------------------------------------------------------------------------------------- summary
 
     def _summary(self) -> Message:
         """What was seen (the line that the next edit touches), done, and is next; all of it true."""
         following = self._plan[0] if self._plan else _call("finish", message="done")
-        deeds = [name for name in self._done if name.startswith("edit")][-3:]
+        since = self._done[len(self._done) - self._done[::-1].index("reset") :] if "reset" in self._done else self._done
+        deeds = [name for name in since if name.startswith("edit")][-3:]
         deeds += [name for name in self._done[-1:] if name.startswith("run")]
         parts = [f"done {', '.join(deeds or self._done[-1:]) or 'nothing'}"]
         if following.name == "edit":
@@ -183,41 +190,15 @@ class Demonstrator:
 
     def _resume(self) -> None:
         """First message after a summary: read again unless the summary holds all that the next edit needs."""
-        following = self._plan[0] if self._plan else None
+        names = [call.name for call in self._plan]
         blind = self._prepared == "read" or self._rng.random() < self._config.reread_rate
-        if following is not None and following.name == "edit" and blind:
-            path = following.arguments["path"]
-            if path in self._files:
-                self._plan.insert(0, _call("read", path=path))
+        first = 1 if names[:1] == ["reset"] else 0
+        if names[first : first + 1] == ["edit"] and (blind or first):
+            path = self._plan[first].arguments["path"]
+            if path in self._task.files:
+                self._plan.insert(first, _call("read", path=path))
         self._prepared = ""
-
-
-def diff_edits(path: str, content: str | None, wanted: str) -> list[ToolCall]:
-    """Edits that turn ``content`` (None: no such file) into ``wanted``, from the last line to the first."""
-    before = (content or "").splitlines()
-    after = wanted.splitlines()
-    edits: list[ToolCall] = []
-    for kind, i, j, k, m in reversed(difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()):
-        if kind == "equal":
-            continue
-        new = after[k:m]
-        if new == [""]:  # an empty text deletes, so a blank line takes a neighbour along
-            i, j, new = (i - 1, j, [before[i - 1], ""]) if i else (i, min(j + 1, len(before)), ["", *before[j : j + 1]])
-        at = f"{i}+" if j == i else str(i + 1) if j == i + 1 else f"{i + 1}-{j}"
-        edits.append(_call("edit", path=path, at=at, text="\n".join(new)))
-    return edits
 
 
 def _call(name: str, **arguments: str) -> ToolCall:
     return say(name, **arguments).calls[0]
-
-
-def _apply(files: dict[str, str], call: ToolCall) -> None:
-    """What an edit does to the picture; a refused one does nothing."""
-    if call.name != "edit":
-        return
-    path = call.arguments["path"]
-    try:
-        files[path] = apply_edit(files.get(path), call.arguments["at"], call.arguments.get("text", ""))
-    except ValueError:
-        return

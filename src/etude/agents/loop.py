@@ -143,7 +143,7 @@ class RolloutRunner:
             if not chain.fits_completion:
                 if chain.num_summaries >= config.max_summaries or not chain.recorder.num_sampled:
                     return Outcome.MODEL_FAULT, f"context full after {chain.num_summaries} summaries"
-                await summarise(chain, task, limit=min(left, config.max_summary), edited=sorted(bench.edited))
+                await summarise(chain, task, limit=min(left, config.max_summary), edited=sorted(bench.originals))
                 continue
             sampled = await chain.sample(min(left, config.max_completion))
             if sampled.cut and not sampled.message.calls:

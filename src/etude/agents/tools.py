@@ -5,6 +5,7 @@ A call the model got wrong is answered with an error it can act on and counted a
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ TOOL_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "read": ("path",),
     "search": ("text",),
     "edit": ("path", "at", "text"),
+    "reset": (),
     "run": ("command",),
     "finish": ("message",),
 }
@@ -39,15 +41,15 @@ class Workbench:
 
     task: Task
     pod: Pod
-    edited: set[str] = field(default_factory=set)
-    """Paths edited so far."""
+    originals: dict[str, str | None] = field(default_factory=dict)
+    """Paths edited so far -> their content before; None where there was no file."""
     events: list[str] = field(default_factory=list)
     """See ``Rollout.events``: malformed_call, failed_edit, tests_passed, tests_failed, own_command."""
 
     async def changed(self) -> bool:
         """Whether the workspace was edited, be it with a command of the model's own. Raises EnvironmentFault."""
-        if self.edited or "own_command" not in self.events:
-            return bool(self.edited)
+        if self.originals or "own_command" not in self.events:
+            return bool(self.originals)
         try:
             return any([await self.pod.read(path) != content for path, content in self.task.files.items()])
         except PathEscape:  # a file became a link that leads out
@@ -108,16 +110,29 @@ async def _search(bench: Workbench, arguments: dict[str, str]) -> str:
 async def _edit(bench: Workbench, arguments: dict[str, str]) -> str:
     """Apply the edit and show the lines it made, so that the model sees the new state and its numbers."""
     path, at, text = arguments["path"], arguments["at"].strip(), arguments.get("text", "")
+    before = await bench.pod.read(path)
     try:
-        content = apply_edit(await bench.pod.read(path), at, text)
+        content = apply_edit(before, at, text)
     except ValueError as error:
         bench.events.append("failed_edit")
         return f"error: {error}"
     await bench.pod.write({path: content})
-    bench.edited.add(path)
+    bench.originals.setdefault(path, before)
     first = int(at[:-1]) + 1 if at.endswith("+") else int(at.partition("-")[0])
     made = _numbered(text.split("\n"), first) if text else []
     return "\n".join(["ok", *made[:MAX_EDIT_LINES]])
+
+
+async def _reset(bench: Workbench, arguments: dict[str, str]) -> str:
+    """Take back all edits, so that line numbers are again those of the first read."""
+    if not bench.originals:
+        return "nothing to reset"
+    await bench.pod.write({path: content for path, content in bench.originals.items() if content is not None})
+    created = [shlex.quote(f"./{path}") for path, content in bench.originals.items() if content is None]
+    if created:
+        await bench.pod.exec(f"rm -f -- {' '.join(created)}")
+    bench.originals.clear()
+    return "ok"
 
 
 async def _run(bench: Workbench, arguments: dict[str, str]) -> str:
@@ -144,5 +159,6 @@ _TOOLS: dict[str, Callable[[Workbench, dict[str, str]], Awaitable[str]]] = {
     "read": _read,
     "search": _search,
     "edit": _edit,
+    "reset": _reset,
     "run": _run,
 }

@@ -93,6 +93,7 @@ def _false_claim(rollout: Rollout) -> float:
 
 
 def _after_last_edit(rollout: Rollout) -> list[str]:
-    """Names of the well-formed calls from the last edit on; empty without an edit."""
+    """Names of the well-formed calls from the last change of files on; empty without an edit."""
     names = [call.name for turn in rollout.turns for call in turn.message.calls if call.error is None]
-    return names[len(names) - 1 - names[::-1].index("edit") :] if "edit" in names else []
+    changes = [i for i, name in enumerate(names) if name in ("edit", "reset")]
+    return names[changes[-1] :] if "edit" in names else []
