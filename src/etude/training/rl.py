@@ -37,6 +37,8 @@ class RLTrainConfig(Config):
     clip: float = 1.0
     kl_coefficient: float = 0.01
     """beta of k1 against the frozen starting policy, in nats per token."""
+    reference_every: int = Field(1, ge=1)
+    """Every so many packed batches carry the KL term, weighted that much more: the same expectation for less computation."""
     truncation: float = 5.0
     """Upper bound of the importance weight."""
     token_normaliser: float = 64.0
@@ -77,7 +79,10 @@ class RLTrainer:
         )  # fmt: skip
         # known before packing: the number of chains, whatever they contain
         normaliser = config.token_normaliser * sum(len(group.rollouts) for group in groups)
-        collected = [self._forward_backward(batch, normaliser) for batch in batches]
+        collected = [
+            self._forward_backward(batch, normaliser, with_kl=(index + self.version) % config.reference_every == 0)
+            for index, batch in enumerate(batches)
+        ]
         grad_norm = self._update() if batches else 0.0
         self.version += 1
         metrics = _merge(collected, self.version - 1)
@@ -88,20 +93,21 @@ class RLTrainer:
         )
         return metrics
 
-    def _forward_backward(self, batch: RLBatch, normaliser: float) -> dict[str, Tensor]:
+    def _forward_backward(self, batch: RLBatch, normaliser: float, *, with_kl: bool) -> dict[str, Tensor]:
         """Gradient of one packed batch; returns per-token values of its N sampled tokens."""
         routing = ReplayRouting(batch.experts.flatten(0, 1), self.config.replay_alpha)
         predicted = batch.sampled[:, 1:]
         logprobs, entropy = _sampled_logprobs(self.model, batch, routing)
         with torch.no_grad():
             reference = None
-            if self.config.kl_coefficient > 0:
+            if with_kl and self.config.kl_coefficient > 0:
                 replay = ReplayRouting(batch.experts.flatten(0, 1), self.config.replay_alpha)
                 reference, _ = _sampled_logprobs(self.reference, batch, replay)
         behaviour = batch.behaviour[:, 1:][predicted]
         result = policy_loss(
             logprobs, behaviour, batch.advantages[:, 1:][predicted], reference=reference,
-            kl_coefficient=self.config.kl_coefficient, truncation=self.config.truncation, normaliser=normaliser,
+            kl_coefficient=self.config.kl_coefficient * self.config.reference_every,
+            truncation=self.config.truncation, normaliser=normaliser,
         )  # fmt: skip
         torch.autograd.backward(result.loss)
         fresh = _fresh_segments(batch, self.version)[:, 1:][predicted]
@@ -109,7 +115,7 @@ class RLTrainer:
             "gap": (logprobs.detach() - behaviour).abs(),
             "fresh": fresh,
             "weights": result.weights,
-            "kl": result.kl,
+            "kl": result.kl if reference is not None else result.kl[:0],
             "entropy": entropy,
             "versions": batch.versions[:, 1:][predicted],
             "kept": torch.tensor([routing.num_kept, routing.num_known]),
@@ -207,7 +213,7 @@ def _merge(collected: Sequence[dict[str, Tensor]], version: int) -> dict[str, fl
     metrics = {
         "trained_tokens": float(len(lag)),
         "ess": effective_sample_size(joined["weights"]),
-        "kl": float(joined["kl"].mean()),
+        "kl": float(joined["kl"].mean()) if len(joined["kl"]) else 0.0,
         "entropy": float(joined["entropy"].mean()),
         "staleness_mean": float(lag.mean()),
         "staleness_max": float(lag.max()),
