@@ -170,6 +170,20 @@ def test_a_step_raises_the_probability_of_what_was_good() -> None:
     assert _objective(trainer.model, [good]) < before
 
 
+def test_a_kl_term_on_every_third_batch_weighs_three_times_as_much() -> None:
+    """With one batch a step: the same as thrice the coefficient on versions 0, 3, ... and none on the others."""
+    groups = [group(model(), seed, segments=2) for seed in range(2)]
+    config = EXACT.model_copy(update={"lr": 0.05})
+    spread = RLTrainer(model(), config.model_copy(update={"kl_coefficient": 0.3, "reference_every": 3}))
+    switched = RLTrainer(model(), config)
+    for version in range(5):
+        switched.config = config.model_copy(update={"kl_coefficient": 0.9 if version % 3 == 0 else 0.0})
+        ours, theirs = spread.step(groups), switched.step(groups)
+        assert (ours["kl"] != 0) == (version == 3)  # at version 0 policy and reference are one
+        assert ours["grad_norm"] == theirs["grad_norm"]
+    assert all(torch.equal(a, b) for a, b in zip(spread.model.parameters(), switched.model.parameters(), strict=True))
+
+
 def test_a_saved_trainer_goes_on_bit_for_bit(tmp_path: Path) -> None:
     first, second = RLTrainer(model(), RLTrainConfig(lr=1e-3)), RLTrainer(model(9), RLTrainConfig(lr=1e-3))
     groups = [[group(first.model, 10 * step + i) for i in range(2)] for step in range(4)]
