@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from etude.agents.config import HarnessConfig
@@ -59,7 +57,6 @@ class RLConfig(Config):
     """Checkpoint directory to start from."""
     steps: int = Field(40, ge=1)
     groups_per_step: int = Field(8, ge=1)
-    algorithm: Literal["dr_grpo", "grpo", "rloo", "reinforce"] = "dr_grpo"
     train: RLTrainConfig = RLTrainConfig()
     reconciler: ReconcilerConfig = ReconcilerConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
