@@ -12,7 +12,7 @@ from etude.weights.codec import State, digest, dtype_name
 
 
 def tensor_digests(state: State) -> dict[str, str]:
-    """Tensor name -> SHA-256 of its stored bits."""
+    """Tensor name -> XXH3-128 of its stored bits."""
     return {name: digest(tensor) for name, tensor in state.items()}
 
 
