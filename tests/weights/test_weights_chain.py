@@ -202,7 +202,7 @@ def test_a_listing_that_lags_shows_an_older_version_and_never_a_wrong_one() -> N
         assert latest == 4 - store.behind
         assert same(subscriber.fetch(latest), states[latest])
     store.behind = 1
-    with pytest.raises(WeightSyncError, match="version 4 cannot be had .* the newest is 3"):
+    with pytest.raises(WeightSyncError, match=r"version 4 cannot be had .* the newest is 3"):
         subscriber.fetch(4)
     store.behind = 0
     assert same(subscriber.fetch(4), states[4])

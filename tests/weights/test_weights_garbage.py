@@ -244,6 +244,19 @@ def test_what_a_replaced_writer_left_is_collected_with_the_rest() -> None:
     assert same(WeightSubscriber(store).fetch(8), kept[8])
 
 
+def test_a_run_resumed_below_the_horizon_can_be_subscribed_to() -> None:
+    store = ScriptedStore()
+    published(store, 11)
+    assert collect(store).horizon == 6
+    publisher = WeightPublisher(store)
+    publisher.publish(4, state(40))
+    assert same(WeightSubscriber(store, "engine").fetch(4), state(40))
+    with pytest.raises(WeightSyncError, match="version 3 was collected"):
+        register(store, "other", 3)
+    with pytest.raises(WeightSyncError, match="cannot be called 'a/b'"):
+        register(store, "a/b", 4)
+
+
 def test_a_publisher_that_is_told_to_keeps_the_store_small(s3_port: int) -> None:
     """Over S3; a collector that fails is the publisher's error like any other, and harms nothing."""
     store = s3(s3_port, "collected")

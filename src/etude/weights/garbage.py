@@ -57,17 +57,26 @@ class Collected:
 
 
 def register(
-    store: ObjectStore, name: str, version: PolicyVersion, *, lease_seconds: float = LEASE_SECONDS, clock: Clock = time.time
+    store: ObjectStore,
+    name: str,
+    version: PolicyVersion,
+    *,
+    lease_seconds: float = LEASE_SECONDS,
+    clock: Clock = time.time,
 ) -> None:
     """Keep ``version`` and all later ones for ``lease_seconds``; a later call of the same name replaces the claim.
 
     Raises WeightSyncError when the version is being collected or gone; the claim is withdrawn then.
     """
+    if not name or "/" in name:
+        raise WeightSyncError(f"weights: a subscriber cannot be called {name!r}; leave out slashes")
     claim = Registration(version=version, until=clock() + lease_seconds)
     store.put(f"{SUBSCRIBERS}/{name}", claim.model_dump_json().encode())
     if version < _horizon(store):
         store.delete(f"{SUBSCRIBERS}/{name}")
-        raise WeightSyncError(f"weights: version {version} was collected in {store.location}; start from the newest base")
+        raise WeightSyncError(
+            f"weights: version {version} was collected in {store.location}; start from the newest base"
+        )
 
 
 def withdraw(store: ObjectStore, name: str) -> None:
@@ -93,10 +102,20 @@ def collect(store: ObjectStore, *, keep_bases: int = 2, clock: Clock = time.time
     kept_for = tuple(sorted(name for name, version in claims.items() if _base_before(bases, version) < newest))
     condemned = [link.key for link in every_link(store) if link.version < horizon]
     condemned += _unreferenced(store, horizon, bases[-1])
-    condemned += [key for key in store.list(HORIZON) if int(key.rsplit("/", 1)[1]) < _horizon(store)]
+    announced = store.list(HORIZON)
+    condemned += sorted(announced)[:-1]
     for key in condemned:
         store.delete(key)
     return Collected(horizon, tuple(condemned), kept_for)
+
+
+def reopen(store: ObjectStore, version: PolicyVersion) -> None:
+    """A new writer goes on at ``version``: what it publishes from there on was never collected, whatever a replaced line had."""
+    above = [key for key in store.list(HORIZON) if int(key.rsplit("/", 1)[1]) > version]
+    if above:
+        store.put(f"{HORIZON}/{version:08d}", b"")
+    for key in above:
+        store.delete(key)
 
 
 def _unreferenced(store: ObjectStore, horizon: PolicyVersion, newest_base: PolicyVersion) -> list[str]:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from etude.base.errors import WeightSyncError, deadline_exceeded
 from etude.base.records import PolicyVersion, WeightManifest
 from etude.weights.codec import State, snapshot
-from etude.weights.garbage import collect
+from etude.weights.garbage import collect, reopen
 from etude.weights.manifests import WRITERS, Kind, newest_epoch
 from etude.weights.shards import ShardWriter, commit
 from etude.weights.store import ObjectStore
@@ -98,6 +98,8 @@ class WeightPublisher:
         if last is not None and version <= last:
             raise WeightSyncError(f"weights: version {version} does not come after {last}, which is published")
         base_due = last is None or self._since_base + 1 >= self.base_every
+        if last is None:
+            reopen(self.store, version)
         kinds: tuple[Kind, ...] = ("base",) if last is None else ("delta", "base") if base_due else ("delta",)
         written = [commit(self.store, [self._shard.write(version, state, kind)], self.epoch) for kind in kinds]
         self._shard.committed()

@@ -87,7 +87,9 @@ def commit(store: ObjectStore, shards: Sequence[Shard], epoch: int) -> WeightMan
     kinds = {(shard.kind, shard.version, shard.parent) for shard in shards}
     lines = {name: line for shard in shards for name, line in shard.lines.items()}
     if len(kinds) > 1 or len(lines) != sum(len(shard.lines) for shard in shards):
-        raise WeightSyncError(f"weights: the shards of version {first.version} do not belong together: {sorted(map(str, kinds))}")
+        raise WeightSyncError(
+            f"weights: the shards of version {first.version} do not belong together: {sorted(map(str, kinds))}"
+        )
     manifest = WeightManifest(
         version=first.version,
         parent=first.parent,

@@ -78,20 +78,7 @@ class Store:
             elif location.startswith(("file:", "memory:")):
                 self._store = from_url(location)
             else:
-                self._store = from_url(
-                    location,
-                    config=config.options,
-                    client_options=_client_options(config),
-                    retry_config={
-                        "max_retries": config.retries,
-                        "retry_timeout": timedelta(seconds=config.retry_seconds),
-                        "backoff": {
-                            "init_backoff": timedelta(seconds=config.first_backoff_seconds),
-                            "max_backoff": timedelta(seconds=15.0),
-                            "base": 2.0,
-                        },
-                    },
-                )
+                self._store = from_url(location, **_client_arguments(config))
         except Exception as error:
             raise typed(error, location, "cannot be opened") from None
 
@@ -135,11 +122,21 @@ class Store:
             raise typed(error, self._location, f"cannot delete {key}") from None
 
 
-def _client_options(config: StoreConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {"timeout": timedelta(seconds=config.request_seconds)}
+def _client_arguments(config: StoreConfig) -> dict[str, Any]:
+    client: dict[str, Any] = {"timeout": timedelta(seconds=config.request_seconds)}
     if config.options.get("endpoint", "").startswith("http://"):
-        options["allow_http"] = True
-    return options
+        client["allow_http"] = True
+    backoff = {
+        "init_backoff": timedelta(seconds=config.first_backoff_seconds),
+        "max_backoff": timedelta(seconds=15.0),
+        "base": 2.0,
+    }
+    retry = {
+        "max_retries": config.retries,
+        "retry_timeout": timedelta(seconds=config.retry_seconds),
+        "backoff": backoff,
+    }
+    return {"config": config.options, "client_options": client, "retry_config": retry}
 
 
 def typed(error: Exception, location: str, what: str) -> EtudeError:
