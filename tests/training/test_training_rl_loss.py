@@ -1,18 +1,21 @@
 """Promises of the whole RL loss.
 
 1. Its gradient equals finite differences, for every algorithm and KL estimator, with stale samples and a reference.
-2. How segments are packed does not matter.
+2. How segments are packed does not matter, nor whether activations are recomputed.
 3. The chain's advantage reaches every sampled token of every segment of the chain, summaries included, and no other token.
 4. Overlong masking is off by default and leaves out what a limit cut short.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from rl_groups import group, model
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from etude.algorithms.router_replay import ReplayRouting
 from etude.base.records import RolloutGroup, Segment
@@ -133,6 +136,41 @@ def test_packing_does_not_matter() -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None]))
     assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
     assert torch.allclose(gradients[0], gradients[2], atol=1e-6)
+
+
+class _Recomputed:
+    """A model whose activations are thrown away and computed again in the backward pass, routing included."""
+
+    def __init__(self, made: DeepseekModel) -> None:
+        self.made, self.calls = made, 0
+
+    def __call__(self, tokens: Tensor, **keywords: object) -> SimpleNamespace:
+        def forward(given: Tensor) -> Tensor:
+            self.calls += 1
+            hidden: Tensor = self.made(given, **keywords).hidden
+            return hidden
+
+        return SimpleNamespace(hidden=checkpoint(forward, tokens, use_reentrant=False))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.made.logits(hidden)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.8, 1.0])
+def test_replayed_routing_is_the_same_when_activations_are_recomputed(alpha: float) -> None:
+    """With experts of other weights, so that the filter has something to put back; summary segments included."""
+    sampler, made = model(), model(7)
+    gradients, kept = [], []
+    for wrapped in (made, _Recomputed(made)):
+        made.zero_grad(set_to_none=True)
+        for batch in packed([group(sampler, 1, segments=3)]):
+            loss = batch_loss(wrapped, None, batch, config(replay_alpha=alpha), 2)  # type: ignore[arg-type]
+            loss.policy.loss.backward()
+            kept.append(loss.routing.kept_share)
+        gradients.append(torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None]))
+    assert torch.equal(gradients[0], gradients[1])
+    assert kept[0] == kept[-1]
+    assert (kept[0] == 1.0) == (alpha == 0.0)
 
 
 # -------------------------------------------------------------------------------------------------------- credit
