@@ -118,3 +118,15 @@ def test_a_store_that_hangs_ends_the_update_at_its_deadline_while_tokens_flow(se
         assert await served_version(service) == {1}
 
     asyncio.run(scenario())
+
+
+def test_a_server_with_a_name_registers_what_it_serves(service: InferenceService) -> None:
+    """So that the writer's garbage collection keeps it."""
+
+    async def scenario() -> None:
+        store = store_of(service)
+        service.subscriber = WeightSubscriber(store, "engine-0")
+        await service.update(1)
+        assert b'"version":1' in store.get("subscribers/engine-0")
+
+    asyncio.run(scenario())

@@ -63,6 +63,8 @@ class RLConfig(Config):
     tasks: TasksConfig = TasksConfig()
     base_every: int = Field(25, ge=1)
     """Every so many versions the weight chain starts from a full base."""
+    keep_bases: int = Field(0, ge=0)
+    """Newest bases that are kept, with all that follows and whatever a registered engine needs; 0 keeps every version."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every so many steps while training; 0 never."""
     evals: EvalConfig = EvalConfig(tasks=48, samples=4)

@@ -184,7 +184,7 @@ async def rl_stage(
 ) -> tuple[Path, Engine]:
     """Train from ``config.init``; returns the exported checkpoint and the engine, which serves it."""
     init, store = resolve(config.init), str(run.file("store"))
-    trainer = cluster.trainer(config.train, init, store, config.base_every)
+    trainer = cluster.trainer(config.train, init, store, config.base_every, config.keep_bases)
     engine = await services.engine(init, store, config.rollouts.engine, name="engine")
     reconciler = Reconciler(
         config.reconciler,

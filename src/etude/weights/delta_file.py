@@ -30,6 +30,8 @@ MAGIC = b"ETD"
 FORMAT = 2
 LEVEL = 1
 """zstd level: 1 to 3 give the same size within 1% here, and 19 saves 3% at a sixth of the speed."""
+PARAMETERS = zstandard.ZstdCompressionParameters.from_level(LEVEL, min_match=7, hash_log=8)
+"""What is left to find is entropy and runs: looking for short matches as well made files 4% larger and encoding slower."""
 MAX_HEADER_BYTES = 1 << 28
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -111,7 +113,7 @@ def _header(delta: bytes) -> tuple[_Header, int]:
 
 
 def compress(raw: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=LEVEL).compress(raw)
+    return zstandard.ZstdCompressor(compression_params=PARAMETERS).compress(raw)
 
 
 def decompress(entry: Entry, frame: bytes, size: int) -> bytes:

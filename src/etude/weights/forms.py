@@ -23,7 +23,7 @@ Bits = NDArray[Any]
 SURELY_SPARSE = 4
 """Sparse forms this many times smaller than the full ones, before compression, are taken without trying those."""
 
-PROBE = 4096
+PROBE = 1024
 """Values by which XOR and overwriting are compared: compressing all values in both forms was a tenth of the encoding."""
 
 
