@@ -1,4 +1,4 @@
-"""Promises: estimators have their closed-form moments; the loss has the exact policy gradient, stale samples included."""
+"""Promises: the default loss is bitwise its plain formula; exact bandit gradients on-policy, stale and truncated."""
 
 from __future__ import annotations
 
@@ -6,63 +6,62 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from etude.algorithms.policy import effective_sample_size, importance_weights, k1, k2, k3, policy_loss
-
-
-@pytest.mark.parametrize("kl", [0.125, 0.5, 1.125])
-def test_kl_estimators_on_unit_gaussians(kl: float) -> None:
-    """q = N(0, 1), p = N(mu, 1), K = mu^2 / 2: E k1 = E k3 = K, E k2 = K + K^2/2, Var k1 = 2K, Var k2 = 2K^2 + 2K^3."""
-    mu = math.sqrt(2 * kl)
-    x = torch.randn(4_000_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    log_ratio = mu * x - mu * mu / 2
-    for estimator, mean, variance in (
-        (k1, kl, 2 * kl),
-        (k2, kl + kl**2 / 2, 2 * kl**2 + 2 * kl**3),
-        (k3, kl, math.exp(2 * kl) - 1 - 2 * kl),
-    ):
-        values = estimator(log_ratio)
-        assert float(values.mean()) == pytest.approx(mean, rel=0.02)
-        assert float(values.var()) == pytest.approx(variance, rel=0.15)
+from etude.algorithms.kl import KLPenalty
+from etude.algorithms.policy import effective_sample_size, importance_weights, policy_loss
 
 
-def test_the_loss_gives_the_exact_gradient_of_a_bandit_on_and_off_policy() -> None:
-    """Two arms with rewards (1, 0): dJ/dtheta for logits (theta, 0) is p (1 - p), whatever policy sampled the arms."""
+@pytest.mark.parametrize("seed", range(5))
+def test_the_default_loss_is_bitwise_its_plain_formula(seed: int) -> None:
+    """k1 in the advantage, truncated weights, one constant below: value and gradient, bit for bit."""
+    generator = torch.Generator().manual_seed(seed)
+    new, old, reference, advantages = torch.randn(4, 501, generator=generator) - 2
+    plain, ours = new.clone().requires_grad_(True), new.clone().requires_grad_(True)
+    weights = (plain.detach() - old).exp().clamp(max=5.0)
+    expected = -(weights * (advantages - 0.01 * (plain.detach() - reference)) * plain).sum() / 640.0
+    penalty = KLPenalty(ours - reference, in_advantage=True, coefficient=0.01)
+    result = policy_loss(ours, old, advantages, penalty=penalty, truncation=5.0, normaliser=640.0)
+    assert torch.equal(result.loss, expected)
+    assert torch.equal(torch.autograd.grad(result.loss, ours)[0], torch.autograd.grad(expected, plain)[0])
+    assert torch.equal(result.kl, new - reference)
+    assert not result.kl.requires_grad
+
+
+def _bandit_gradient(theta: Tensor, behaviour: float, truncation: float) -> float:
+    """Expected ascent direction of the loss over both arms (rewards 1, 0) sampled with ``behaviour``; exact, no sampling."""
+    mu = torch.tensor([behaviour, 1 - behaviour], dtype=torch.float64)
+    logprobs = torch.stack((theta, torch.zeros_like(theta))).log_softmax(0)
+    advantages = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    result = policy_loss(logprobs, mu.log(), advantages, truncation=truncation, normaliser=1.0, token_weights=mu)
+    return float(torch.autograd.grad(-result.loss, theta)[0])
+
+
+@pytest.mark.parametrize("behaviour", [None, 0.5, 0.2, 0.05])
+def test_the_gradient_of_a_two_armed_bandit_is_exact_whoever_sampled(behaviour: float | None) -> None:
+    """dJ/dtheta = p (1 - p) for logits (theta, 0), on-policy (None) and with stale samples."""
     theta = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    p = torch.sigmoid(theta.detach())
-    for behaviour_p in (float(p), 0.5, 0.2):
-        count = 1_000_000
+    p = float(torch.sigmoid(theta))
+    assert _bandit_gradient(theta, behaviour or p, truncation=100.0) == pytest.approx(p * (1 - p), rel=1e-12)
+
+
+def test_truncation_scales_down_exactly_what_is_above_it() -> None:
+    theta = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    p = float(torch.sigmoid(theta))
+    assert _bandit_gradient(theta, 0.05, truncation=5.0) == pytest.approx(0.05 * 5.0 * (1 - p), rel=1e-12)
+
+
+def test_stale_samples_of_the_bandit_give_the_gradient_on_average() -> None:
+    theta = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    p = float(torch.sigmoid(theta))
+    for behaviour_p in (p, 0.2):
+        count = 300_000
         arm = torch.rand(count, generator=torch.Generator().manual_seed(2), dtype=torch.float64) < behaviour_p
-        logits = torch.stack((theta, torch.zeros((), dtype=torch.float64)))
-        logprobs = logits.log_softmax(0)[(~arm).long()]
+        logprobs = torch.stack((theta, torch.zeros_like(theta))).log_softmax(0)[(~arm).long()]
         behaviour = torch.where(arm, math.log(behaviour_p), math.log(1 - behaviour_p)).double()
-        result = policy_loss(
-            logprobs,
-            behaviour,
-            arm.double(),
-            reference=None,
-            kl_coefficient=0.0,
-            truncation=10.0,
-            normaliser=count,
-        )
+        result = policy_loss(logprobs, behaviour, arm.double(), truncation=10.0, normaliser=count)
         (gradient,) = torch.autograd.grad(-result.loss, theta)
-        assert float(gradient) == pytest.approx(float(p * (1 - p)), rel=0.01)
-
-
-def test_k1_in_the_advantage_descends_the_reverse_kl() -> None:
-    """With zero reward the gradient of the loss is beta * d KL(pi || reference) / d theta."""
-    theta = torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
-    reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
-    exact = torch.autograd.grad((theta.softmax(0) * (theta.log_softmax(0) - reference)).sum(), theta)[0]
-    probabilities = theta.detach().softmax(0)
-    arms = torch.multinomial(probabilities, 2_000_000, replacement=True, generator=torch.Generator().manual_seed(3))
-    logprobs = theta.log_softmax(0)[arms]
-    result = policy_loss(
-        logprobs, logprobs.detach(), torch.zeros_like(logprobs), reference=reference[arms], kl_coefficient=0.7,
-        truncation=5.0, normaliser=len(arms),
-    )  # fmt: skip
-    gradient = torch.autograd.grad(result.loss, theta)[0]
-    assert torch.allclose(gradient, 0.7 * exact, atol=3e-3)
+        assert float(gradient) == pytest.approx(p * (1 - p), rel=0.02)
 
 
 def test_weights_are_truncated_and_carry_no_gradient() -> None:
@@ -75,3 +74,10 @@ def test_weights_are_truncated_and_carry_no_gradient() -> None:
 def test_effective_sample_size_ends() -> None:
     assert effective_sample_size(torch.ones(7)) == pytest.approx(1.0)
     assert effective_sample_size(torch.tensor([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
+    assert effective_sample_size(torch.zeros(3)) == 0.0
+
+
+def test_effective_sample_size_of_log_normal_weights() -> None:
+    """w = exp(s z): (E w)^2 / E w^2 = exp(-s^2)."""
+    z = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert effective_sample_size((0.5 * z).exp()) == pytest.approx(math.exp(-0.25), rel=0.01)

@@ -1,10 +1,9 @@
 """Promises of the RL step.
 
-1. The gradient of the whole loss equals finite differences.
-2. How segments are packed does not matter.
-3. Every sampled token of every segment of a chain trains with the chain's advantage, and no other token.
-4. Replayed routing is used; trainer logprobs under it equal the behaviour logprobs of the same weights.
-5. Saved and loaded, a trainer goes on bit for bit.
+1. Replayed routing is used; trainer logprobs under it equal the behaviour logprobs of the same weights.
+2. Every algorithm and every KL estimator raises the probability of what was good.
+3. The reference is frozen, absent or a moving average, as configured.
+4. Saved and loaded, a trainer goes on bit for bit.
 """
 
 from __future__ import annotations
@@ -14,100 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rl_groups import group, model
 
-from etude.algorithms.policy import policy_loss
 from etude.algorithms.router_replay import ReplayRouting
-from etude.base.records import Category, Effort, Outcome, Rollout, RolloutGroup, Segment
-from etude.models.config import ModelConfig
-from etude.models.deepseek import DeepseekModel, initialise
+from etude.base.config import resolve
+from etude.base.errors import CheckpointError, ConfigError
+from etude.base.records import RolloutGroup
+from etude.models.deepseek import DeepseekModel
 from etude.training.rl import RLTrainConfig, RLTrainer
-from etude.training.rl_batch import pack_groups
 
-CONFIG = ModelConfig(
-    vocab_size=37, hidden_size=24, num_hidden_layers=3, intermediate_size=32, moe_intermediate_size=16, kv_lora_rank=8,
-    qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, n_routed_experts=4, num_nextn_predict_layers=0,
-)  # fmt: skip
 EXACT = RLTrainConfig(served_dtype="float32", kl_coefficient=0.0, lr=1e-3, warmup_steps=0)
-
-
-def model(seed: int = 0) -> DeepseekModel:
-    made = DeepseekModel(CONFIG)
-    initialise(made, seed)
-    for name, parameter in made.named_parameters():
-        if name.endswith((".o", ".down")):
-            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(seed + 1))
-    return made
-
-
-@torch.no_grad()
-def segment(made: DeepseekModel, rng: np.random.Generator, version: int = 0, end: str = "stop") -> Segment:
-    """A random segment with the logprobs and experts that ``made`` gives it."""
-    size = int(rng.integers(6, 14))
-    tokens = rng.integers(0, 37, size).astype(np.int32)
-    sampled = rng.random(size) < 0.5
-    sampled[0], sampled[-1] = False, True
-    out = made(torch.from_numpy(tokens.astype(np.int64))[None])
-    logprobs = made.logits(out.hidden[0]).log_softmax(-1)
-    behaviour = np.zeros(size, np.float32)
-    behaviour[1:] = logprobs[torch.arange(size - 1), torch.from_numpy(tokens[1:].astype(np.int64))].numpy()
-    experts = out.experts[0].numpy().astype(np.int16)
-    experts[-1] = -1
-    return Segment(
-        tokens=tokens, sampled=sampled, logprobs=np.where(sampled, behaviour, 0).astype(np.float32),
-        versions=np.where(sampled, version, -1).astype(np.int32), experts=experts, end=end,
-    )  # fmt: skip
-
-
-def group(
-    made: DeepseekModel, seed: int, segments: int = 1, advantages: tuple[float, ...] = (0.5, -0.5)
-) -> RolloutGroup:
-    rng = np.random.default_rng(seed)
-    rollouts = tuple(
-        Rollout(
-            id=f"r{seed}-{i}", task_id=f"t{seed}", category=Category.DEBUGGING, turns=(), effort=Effort(),
-            segments=tuple(segment(made, rng) for _ in range(segments)), outcome=Outcome.COMPLETED,
-        )
-        for i in range(len(advantages))
-    )  # fmt: skip
-    return RolloutGroup(task_id=f"t{seed}", rollouts=rollouts, advantages=advantages)
-
-
-def _loss(made: DeepseekModel, groups: list[RolloutGroup], row_length: int) -> torch.Tensor:
-    total = torch.zeros((), dtype=torch.float64)
-    for batch in pack_groups(groups, row_length=row_length, rows_per_batch=2, moe_layers=2, top_k=2):
-        predicted = batch.sampled[:, 1:]
-        out = made(
-            batch.tokens, positions=batch.positions, mask=batch.mask,
-            routing=ReplayRouting(batch.experts.flatten(0, 1), 0.0),
-        )  # fmt: skip
-        logprobs = made.logits(out.hidden[:, :-1][predicted]).log_softmax(-1)
-        chosen = logprobs.gather(1, batch.tokens[:, 1:][predicted][:, None])[:, 0]
-        total = total + policy_loss(
-            chosen, batch.behaviour[:, 1:][predicted], batch.advantages[:, 1:][predicted], reference=None,
-            kl_coefficient=0.0, truncation=5.0, normaliser=3.0,
-        ).loss  # fmt: skip
-    return total
-
-
-@pytest.mark.parametrize(
-    "name", ["head", "embedding", "blocks.1.mlp.gate_up", "blocks.2.attention.kv_b", "blocks.1.mlp.router"]
-)
-def test_gradient_equals_finite_differences(name: str) -> None:
-    """Along the gradient of one parameter the central difference of -sum A logp (weights are 1 on-policy) is its norm."""
-    made = model()
-    groups = [group(made, 1), group(made, 2)]
-    _loss(made, groups, 64).backward()
-    parameter = dict(made.named_parameters())[name]
-    assert parameter.grad is not None
-    norm = float(parameter.grad.norm())
-    direction, reach = parameter.grad / norm, 0.02
-    values = []
-    for sign in (1, -1):
-        with torch.no_grad():
-            parameter += sign * reach * direction
-            values.append(_objective(made, groups))
-            parameter -= sign * reach * direction
-    assert (values[0] - values[1]) / (2 * reach) == pytest.approx(norm, rel=0.02)
 
 
 @torch.no_grad()
@@ -126,32 +41,6 @@ def _objective(made: DeepseekModel, groups: list[RolloutGroup]) -> float:
     return total
 
 
-def test_packing_does_not_matter() -> None:
-    made = model()
-    groups = [group(made, seed, segments=2) for seed in range(4)]
-    gradients = []
-    for row_length in (1, 16, 200):
-        made.zero_grad(set_to_none=True)
-        _loss(made, groups, row_length).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None]))
-    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
-    assert torch.allclose(gradients[0], gradients[2], atol=1e-6)
-
-
-def test_credit_reaches_all_sampled_tokens_of_the_chain_and_no_other() -> None:
-    made = model()
-    chain = group(made, 5, segments=3, advantages=(0.75, -0.25, 0.0))
-    (batch, *rest) = pack_groups([chain], row_length=500, rows_per_batch=8, moe_layers=2, top_k=2)
-    assert not rest
-    expected = {0.75: 0, -0.25: 0}
-    for rollout, advantage in zip(chain.rollouts, chain.advantages, strict=True):
-        if advantage:
-            expected[advantage] += sum(int(s.sampled.sum()) for s in rollout.segments)
-    for advantage, count in expected.items():
-        assert int((batch.sampled & (batch.advantages == advantage)).sum()) == count
-    assert int(batch.sampled.sum()) == sum(expected.values()), "a chain without advantage trains nothing"
-
-
 def test_trainer_and_behaviour_agree_on_fresh_samples() -> None:
     trainer = RLTrainer(model(), EXACT)
     groups = [group(trainer.model, seed) for seed in range(3)]
@@ -161,8 +50,11 @@ def test_trainer_and_behaviour_agree_on_fresh_samples() -> None:
     assert (metrics["staleness_max"], trainer.version) == (0.0, 1)
 
 
-def test_a_step_raises_the_probability_of_what_was_good() -> None:
-    trainer = RLTrainer(model(), EXACT)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "rao_blackwell"])
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "grpo"])  # rloo and reinforce differ in the advantages alone
+def test_a_step_raises_the_probability_of_what_was_good(algorithm: str, estimator: str) -> None:
+    row = {"algorithm": algorithm, "kl_estimator": estimator, "kl_coefficient": 0.01}
+    trainer = RLTrainer(model(), EXACT.model_copy(update=row))
     good = group(trainer.model, 8, advantages=(1.0, -1.0))
     before = _objective(trainer.model, [good])
     for _ in range(5):
@@ -182,6 +74,44 @@ def test_a_kl_term_on_every_third_batch_weighs_three_times_as_much() -> None:
         assert (ours["kl"] != 0) == (version == 3)  # at version 0 policy and reference are one
         assert ours["grad_norm"] == theirs["grad_norm"]
     assert all(torch.equal(a, b) for a, b in zip(spread.model.parameters(), switched.model.parameters(), strict=True))
+
+
+def _distance(a: DeepseekModel, b: DeepseekModel) -> float:
+    return sum(float((p - q).abs().sum()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.75, 1.0])
+def test_a_moving_reference_follows_the_policy_by_its_decay(decay: float) -> None:
+    """After two steps it is d^2 start + d (1 - d) first + (1 - d) second."""
+    trainer = RLTrainer(model(), EXACT.model_copy(update={"reference": "moving_average", "reference_decay": decay}))
+    versions = [[p.detach().clone() for p in trainer.model.parameters()]]
+    for step in range(2):
+        trainer.step([group(trainer.model, step)])
+        versions.append([p.detach().clone() for p in trainer.model.parameters()])
+    assert trainer.reference is not None
+    shares = (decay**2, decay * (1 - decay), 1 - decay)
+    for number, held in enumerate(trainer.reference.parameters()):
+        expected = sum(share * version[number] for share, version in zip(shares, versions, strict=True))
+        assert torch.allclose(held, torch.as_tensor(expected), atol=1e-6)
+
+
+def test_the_default_reference_stays_where_it_was_and_none_is_none() -> None:
+    trainer = RLTrainer(model(), RLTrainConfig(served_dtype="float32"))
+    trainer.step([group(trainer.model, 1)])
+    assert trainer.reference is not None
+    assert _distance(trainer.reference, model()) == 0.0
+    assert _distance(trainer.model, model()) > 0.0
+    without = RLTrainer(model(), EXACT.model_copy(update={"reference": "none"}))
+    assert without.step([group(without.model, 1)])["kl"] == 0.0
+    with pytest.raises(ConfigError, match=r"reference is none, but kl_coefficient is 0.01"):
+        resolve(RLTrainConfig, {"reference": "none"}, source="recipe")
+
+
+def test_a_checkpoint_without_reference_does_not_pass_for_one_with(tmp_path: Path) -> None:
+    first = RLTrainer(model(), EXACT.model_copy(update={"reference": "none"}))
+    first.save(tmp_path / "step.pt", [])
+    with pytest.raises(CheckpointError, match=r"has no reference; go on with train.reference=none"):
+        RLTrainer(model(), EXACT).load(tmp_path / "step.pt")
 
 
 def test_a_saved_trainer_goes_on_bit_for_bit(tmp_path: Path) -> None:

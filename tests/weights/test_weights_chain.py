@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from weight_states import ScriptedStore, State, changed, same, state
 
 from etude.base.errors import DeadlineExceeded, DiskFullError, WeightSyncError
+from etude.weights.garbage import collect
 from etude.weights.manifests import live_links, manifest_key
 from etude.weights.publisher import WeightPublisher
 from etude.weights.store import ObjectStore, Store
@@ -160,6 +162,50 @@ def test_a_missing_manifest_in_the_middle_is_named(tmp_path: Path) -> None:
     with pytest.raises(WeightSyncError, match="version 2 builds on 1, whose manifest is missing"):
         WeightSubscriber(store).fetch(3)
     assert same(WeightSubscriber(store).fetch(3, held=(1, states[1])), states[3]), "version 1 itself is held"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_a_listing_does_not_matter(seed: int) -> None:
+    class Shuffled(ScriptedStore):
+        def list(self, prefix: str) -> list[str]:
+            found = super().list(prefix)
+            random.Random(seed).shuffle(found)
+            return found
+
+    store = Shuffled()
+    states = publish(store, 8)
+    subscriber = WeightSubscriber(store)
+    assert subscriber.latest() == 7
+    assert same(subscriber.fetch(7), states[7])
+    assert same(subscriber.fetch(7, held=(4, states[4])), states[7])
+    assert subscriber.report is not None
+    assert subscriber.report.from_held
+    assert WeightPublisher(store).epoch == 1
+    assert collect(store, keep_bases=1).horizon == 6
+
+
+def test_a_listing_that_lags_shows_an_older_version_and_never_a_wrong_one() -> None:
+    """A store that lists the last manifests late: what is seen is a version that is whole."""
+
+    class Lagging(ScriptedStore):
+        behind = 0
+
+        def list(self, prefix: str) -> list[str]:
+            found = super().list(prefix)
+            return found[: len(found) - self.behind] if prefix == "manifests" else found
+
+    store = Lagging()
+    states = publish(store, 5, base_every=9)
+    subscriber = WeightSubscriber(store)
+    for store.behind in range(4):
+        latest = subscriber.latest()
+        assert latest == 4 - store.behind
+        assert same(subscriber.fetch(latest), states[latest])
+    store.behind = 1
+    with pytest.raises(WeightSyncError, match=r"version 4 cannot be had .* the newest is 3"):
+        subscriber.fetch(4)
+    store.behind = 0
+    assert same(subscriber.fetch(4), states[4])
 
 
 # ------------------------------------------------------------------------------------------------- writers

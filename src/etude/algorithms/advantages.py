@@ -6,8 +6,11 @@ Statistics are over *chains*: a rollout counts once however many segments its se
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+Advantages = Callable[[Sequence[float]], list[float]]
 
 
 def dr_grpo(rewards: Sequence[float]) -> list[float]:
@@ -20,7 +23,10 @@ def dr_grpo(rewards: Sequence[float]) -> list[float]:
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:
-    """A_i = (R_i - mean) / std, sample standard deviation, 0 where all rewards are equal (Shao et al., 2024)."""
+    """A_i = (R_i - mean) / std, 0 where all rewards are equal (Shao et al., 2024).
+
+    The sample standard deviation (divisor n - 1), as TRL and verl compute it; the paper does not say which.
+    """
     values = np.asarray(rewards, dtype=np.float64)
     if np.ptp(values) == 0:
         return [0.0] * len(values)
@@ -38,9 +44,20 @@ def reinforce(rewards: Sequence[float]) -> list[float]:
     return [float(r) for r in rewards]
 
 
-ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
-    "dr_grpo": dr_grpo,
-    "grpo": grpo,
-    "rloo": rloo,
-    "reinforce": reinforce,
+@dataclass(frozen=True)
+class Algorithm:
+    """One row of the table: what makes two policy-gradient algorithms differ."""
+
+    advantages: Advantages
+    """Rewards of a group, one a chain -> advantages, one a chain."""
+    per_response_mean: bool
+    """Divide the sum over the tokens of a chain by its number of sampled tokens (GRPO's 1 / |o_i|) instead of by a constant."""
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "dr_grpo": Algorithm(dr_grpo, per_response_mean=False),
+    "grpo": Algorithm(grpo, per_response_mean=True),
+    "rloo": Algorithm(rloo, per_response_mean=False),
+    "reinforce": Algorithm(reinforce, per_response_mean=False),
 }
+"""Selected by ``rl.train.algorithm``."""

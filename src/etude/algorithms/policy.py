@@ -1,7 +1,7 @@
-"""The policy-gradient loss: truncated importance weights, k1 in the advantage, a constant normaliser.
+"""The policy-gradient loss: truncated importance weights, a KL penalty, a constant normaliser.
 
 N sampled tokens of all chains of a step, flattened. ``behaviour`` is the engine's own logprob at the time of sampling,
-never a re-forward (spec 5).
+never a re-forward (Composer 2 report, section 4.1; PipelineRL).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from etude.algorithms.kl import KLPenalty
+
 
 @dataclass(frozen=True)
 class PolicyLoss:
@@ -19,7 +21,7 @@ class PolicyLoss:
     weights: Tensor
     """Truncated importance weights ``[N]``, detached."""
     kl: Tensor
-    """Per-token k1 estimate log pi - log reference ``[N]``, detached; zeros without a reference."""
+    """Per-token estimate of KL(policy || reference) ``[N]``, detached; zeros without a reference."""
 
 
 def policy_loss(
@@ -27,22 +29,26 @@ def policy_loss(
     behaviour: Tensor,
     advantages: Tensor,
     *,
-    reference: Tensor | None,
-    kl_coefficient: float,
+    penalty: KLPenalty | None = None,
     truncation: float,
     normaliser: float,
+    token_weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """-(1 / normaliser) * sum_t w_t * (A_t - beta * k1_t) * log pi_t, with w_t = min(pi_t / mu_t, truncation) detached.
+    """-(1 / normaliser) * sum_t c_t * w_t * (A_t * log pi_t - beta * KL_t), all ``[N]`` float32; c_t is 1 by default.
 
-    k1 = log pi - log reference sits *detached in the advantage*: there it has the gradient of the reverse KL, while as a
-    differentiated loss its expected gradient is zero (spec 4.2). The normaliser is a constant of the run, so that neither
-    long nor short responses are favoured (Dr. GRPO). All ``[N]``, float32.
+    w_t = min(pi_t / mu_t, truncation), detached. A penalty that sits in the advantage (k1) instead gives
+    w_t * (A_t - beta * k1_t) * log pi_t with k1 detached. The normaliser is a constant of the run, so that neither long nor
+    short responses are favoured (Dr. GRPO); ``token_weights`` c_t bring another choice in (GRPO's 1 / |o_i|).
     """
     weights = importance_weights(logprobs, behaviour, truncation)
-    kl = (logprobs.detach() - reference) if reference is not None else torch.zeros_like(behaviour)
-    signal = advantages - kl_coefficient * kl
-    loss = -(weights * signal * logprobs).sum() / normaliser
-    return PolicyLoss(loss=loss, weights=weights, kl=kl)
+    kl = torch.zeros_like(behaviour) if penalty is None else penalty.per_token.detach()
+    signal = advantages - penalty.coefficient * kl if penalty is not None and penalty.in_advantage else advantages
+    gain = weights * signal * logprobs
+    if penalty is not None and not penalty.in_advantage:
+        gain = gain - weights * penalty.coefficient * penalty.per_token
+    if token_weights is not None:
+        gain = gain * token_weights
+    return PolicyLoss(loss=-gain.sum() / normaliser, weights=weights, kl=kl)
 
 
 def importance_weights(logprobs: Tensor, behaviour: Tensor, truncation: float) -> Tensor:
@@ -51,21 +57,6 @@ def importance_weights(logprobs: Tensor, behaviour: Tensor, truncation: float) -
 
 
 def effective_sample_size(weights: Tensor) -> float:
-    """(sum w)^2 / (N sum w^2) in (0, 1]: 1 when all samples count alike."""
+    """(sum w)^2 / (N sum w^2) in (0, 1]: 1 when all samples count alike (PipelineRL's health metric)."""
     total, squares = float(weights.sum()), float((weights**2).sum())
     return total * total / (len(weights) * squares) if squares > 0 else 0.0
-
-
-def k1(log_ratio: Tensor) -> Tensor:
-    """KL(q||p) estimator -log r with ``log_ratio`` = log p - log q under samples of q: unbiased."""
-    return -log_ratio
-
-
-def k2(log_ratio: Tensor) -> Tensor:
-    """(log r)^2 / 2: biased, never negative."""
-    return log_ratio**2 / 2
-
-
-def k3(log_ratio: Tensor) -> Tensor:
-    """(r - 1) - log r: unbiased, never negative, variance explodes as the two part."""
-    return log_ratio.exp() - 1 - log_ratio

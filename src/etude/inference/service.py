@@ -32,6 +32,9 @@ class ServerConfig(Config):
     """Policy version of those weights."""
     store: str = ""
     """Object store (folder or URL) that weight updates are pulled from; empty refuses updates."""
+    subscriber: str = ""
+    """Name under which this server registers the versions it needs, so that garbage collection keeps them; empty registers
+    nothing and never writes to the store."""
     host: str = "127.0.0.1"
     port: int = Field(8100, ge=1, le=65535)
     engine: EngineConfig = EngineConfig()
@@ -55,7 +58,7 @@ class InferenceService:
         self.tokenizer = load_tokenizer(directory)
         self.codec = ChatCodec(self.tokenizer, config.tools)
         self.loop = EngineLoop(Engine(model, config.engine, config.version))
-        self.subscriber = WeightSubscriber(Store(config.store)) if config.store else None
+        self.subscriber = WeightSubscriber(Store(config.store), config.subscriber or None) if config.store else None
         held = export_state(model)
         self.held: tuple[PolicyVersion, dict[str, Tensor]] = (config.version, held)
         self.content_hash = content_hash(held)

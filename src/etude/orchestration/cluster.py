@@ -45,9 +45,9 @@ class Cluster:
         actor = ray.remote(RolloutExecutor).options(num_cpus=0.5, max_concurrency=max(config.concurrency, 1) * 2)
         return Executor(actor.remote(config, demonstrator, environments, tokenizer))
 
-    def trainer(self, config: RLTrainConfig, init: Path, store: str, base_every: int) -> Any:
+    def trainer(self, config: RLTrainConfig, init: Path, store: str, base_every: int, keep_bases: int) -> Any:
         """Handle of a TrainerProcess actor."""
-        return ray.remote(TrainerProcess).options(num_cpus=1).remote(config, init, store, base_every)
+        return ray.remote(TrainerProcess).options(num_cpus=1).remote(config, init, store, base_every, keep_bases)
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a process of its own, which ends with it, and wait. Its EtudeErrors come through as they are."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from etude.agents.config import HarnessConfig
@@ -59,13 +57,14 @@ class RLConfig(Config):
     """Checkpoint directory to start from."""
     steps: int = Field(40, ge=1)
     groups_per_step: int = Field(8, ge=1)
-    algorithm: Literal["dr_grpo", "grpo", "rloo", "reinforce"] = "dr_grpo"
     train: RLTrainConfig = RLTrainConfig()
     reconciler: ReconcilerConfig = ReconcilerConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     tasks: TasksConfig = TasksConfig()
     base_every: int = Field(25, ge=1)
     """Every so many versions the weight chain starts from a full base."""
+    keep_bases: int = Field(0, ge=0)
+    """Newest bases that are kept, with all that follows and whatever a registered engine needs; 0 keeps every version."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every so many steps while training; 0 never."""
     evals: EvalConfig = EvalConfig(tasks=48, samples=4)

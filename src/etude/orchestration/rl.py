@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.agents.demonstrator import DemonstratorConfig
-from etude.algorithms.advantages import ADVANTAGES
+from etude.algorithms.advantages import ALGORITHMS
 from etude.base.errors import UserError, WeightSyncError, deadline_exceeded
 from etude.base.records import Rollout, RolloutGroup, Task, WeightManifest
 from etude.base.telemetry import RunDirectory
@@ -184,7 +184,7 @@ async def rl_stage(
 ) -> tuple[Path, Engine]:
     """Train from ``config.init``; returns the exported checkpoint and the engine, which serves it."""
     init, store = resolve(config.init), str(run.file("store"))
-    trainer = cluster.trainer(config.train, init, store, config.base_every)
+    trainer = cluster.trainer(config.train, init, store, config.base_every, config.keep_bases)
     engine = await services.engine(init, store, config.rollouts.engine, name="engine")
     reconciler = Reconciler(
         config.reconciler,
@@ -192,7 +192,7 @@ async def rl_stage(
         GroupStore(run.file("groups")),
         iter(generate("train", config.tasks.train, config.seed + 1)),
         groups_per_step=config.groups_per_step,
-        advantages=ADVANTAGES[config.algorithm],
+        advantages=ALGORITHMS[config.train.algorithm].advantages,
     )
     newest = StepCheckpoints(run.path).newest() if resume else None
     if newest is not None:

@@ -41,7 +41,9 @@ class Services:
 
     async def engine(self, checkpoint: Path, store: str, config: EngineConfig, *, name: str) -> Engine:
         """Start an inference server for ``checkpoint`` and wait until it answers."""
-        server = ServerConfig(checkpoint=str(checkpoint), store=store, engine=config, tools=TOOL_ARGUMENTS)
+        server = ServerConfig(
+            checkpoint=str(checkpoint), store=store, subscriber=name, engine=config, tools=TOOL_ARGUMENTS
+        )
         service = await start_engine(
             server, log=self.logs / f"{name}.log", name=f"inference server {name}", deadline=START_SECONDS
         )

@@ -22,10 +22,10 @@ from etude.weights.store import Store
 class TrainerProcess:
     """The RL trainer and the writer of its weight chain; one actor."""
 
-    def __init__(self, config: RLTrainConfig, init: Path, store: str, base_every: int) -> None:
+    def __init__(self, config: RLTrainConfig, init: Path, store: str, base_every: int, keep_bases: int = 0) -> None:
         self.tokenizer = load_tokenizer(init)
         self.trainer = RLTrainer(load_checkpoint(init), config)
-        self.publisher = WeightPublisher(Store(store), base_every=base_every)
+        self.publisher = WeightPublisher(Store(store), base_every=base_every, keep_bases=keep_bases or None)
 
     def resume(self, checkpoint: Path) -> tuple[int, list[str]]:
         """Load a step checkpoint; returns its version and the tasks of its last step."""

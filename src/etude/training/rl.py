@@ -1,8 +1,8 @@
 """The RL trainer: one step from complete groups to the next policy version.
 
-Stages of :meth:`RLTrainer.step`: pack -> forward with replayed routing -> reference logprobs -> policy loss -> backward ->
-Adam on float32 masters -> round to the served dtype. The weights the model computes with are always exactly those that are
-published, so that trainer and engine agree.
+Stages of :meth:`RLTrainer.step`: pack -> loss (:mod:`etude.training.rl_loss`: forward with replayed routing, KL against the
+reference, policy loss) -> backward -> Adam on float32 masters -> round to the served dtype -> move the reference. The weights
+the model computes with are always exactly those that are published, so that trainer and engine agree.
 """
 
 from __future__ import annotations
@@ -14,45 +14,48 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from etude.algorithms.policy import effective_sample_size, policy_loss
-from etude.algorithms.router_replay import ReplayRouting
-from etude.base.config import Config
+from etude.algorithms.policy import effective_sample_size
 from etude.base.errors import CheckpointError
 from etude.base.records import RolloutGroup
 from etude.base.telemetry import full_disk_named
 from etude.models.checkpoint import export_state
 from etude.models.deepseek import DeepseekModel
 from etude.training.rl_batch import RLBatch, pack_groups
+from etude.training.rl_loss import RLLossConfig, batch_loss
 
 
-class RLTrainConfig(Config):
+class RLTrainConfig(RLLossConfig):
     """What one RL step does. The report states none of these values; docs/algorithm.md gives our reasons."""
 
+    reference: Literal["frozen", "none", "moving_average"] = "frozen"
+    """What the KL is taken against: the policy RL starts from, nothing, or a moving average of the policy."""
+    reference_decay: float = Field(0.99, ge=0.0, le=1.0)
+    """Share of the old reference that a step keeps, where it is a moving average."""
+    reference_every: int = Field(1, ge=1)
+    """Every so many packed batches carry the KL term, weighted that much more: the same expectation for less computation."""
+    mask_overlong: bool = False
+    """Leave chains that a limit cut short out of the gradient."""
     lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_steps: int = 3
     clip: float = 1.0
-    kl_coefficient: float = 0.01
-    """beta of k1 against the frozen starting policy, in nats per token."""
-    reference_every: int = Field(1, ge=1)
-    """Every so many packed batches carry the KL term, weighted that much more: the same expectation for less computation."""
-    truncation: float = 5.0
-    """Upper bound of the importance weight."""
-    token_normaliser: float = 64.0
-    """Constant that the loss of a rollout is divided by, near a usual number of sampled tokens."""
-    replay_alpha: float = Field(0.5, ge=0.0, le=1.0)
-    """Plausibility threshold of router replay: 0 pure replay, 1 the trainer's own routing."""
     row_length: int = 512
     rows_per_batch: int = 8
     served_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int = 1
 
+    @model_validator(mode="after")
+    def _reference_for_kl(self) -> RLTrainConfig:
+        if self.reference == "none" and self.kl_coefficient > 0:
+            raise ValueError(f"reference is none, but kl_coefficient is {self.kl_coefficient}; set kl_coefficient=0")
+        return self
+
 
 class RLTrainer:
-    """Owner of the policy being trained, its optimiser and the frozen reference."""
+    """Owner of the policy being trained, its optimiser and the reference."""
 
     def __init__(self, model: DeepseekModel, config: RLTrainConfig) -> None:
         torch.set_num_threads(config.threads)
@@ -62,7 +65,7 @@ class RLTrainer:
         for master in self._masters:
             master.requires_grad_(True)
         self._round()
-        self.reference = copy.deepcopy(model).requires_grad_(False)
+        self.reference = None if config.reference == "none" else copy.deepcopy(model).requires_grad_(False)
         self._optimizer = torch.optim.AdamW(
             self._masters, lr=config.lr, betas=config.betas, weight_decay=0.0, fused=True
         )
@@ -75,17 +78,17 @@ class RLTrainer:
         config, shape = self.config, self.model.config
         batches = pack_groups(
             groups, row_length=config.row_length, rows_per_batch=config.rows_per_batch,
-            moe_layers=shape.num_moe_layers, top_k=shape.num_experts_per_tok,
+            moe_layers=shape.num_moe_layers, top_k=shape.num_experts_per_tok, mask_overlong=config.mask_overlong,
         )  # fmt: skip
-        # known before packing: the number of chains, whatever they contain
-        normaliser = config.token_normaliser * sum(len(group.rollouts) for group in groups)
+        num_chains = sum(len(group.rollouts) for group in groups)
         collected = [
-            self._forward_backward(batch, normaliser, with_kl=(index + self.version) % config.reference_every == 0)
+            self._forward_backward(batch, num_chains, with_kl=(index + self.version) % config.reference_every == 0)
             for index, batch in enumerate(batches)
         ]
         grad_norm = self._update() if batches else 0.0
+        self._move_reference()
         self.version += 1
-        metrics = _merge(collected, self.version - 1)
+        metrics = _merge(collected, self.version - 1, config.truncation)
         metrics.update(
             grad_norm=grad_norm,
             train_seconds=time.monotonic() - clock,
@@ -93,32 +96,21 @@ class RLTrainer:
         )
         return metrics
 
-    def _forward_backward(self, batch: RLBatch, normaliser: float, *, with_kl: bool) -> dict[str, Tensor]:
+    def _forward_backward(self, batch: RLBatch, num_chains: int, *, with_kl: bool) -> dict[str, Tensor]:
         """Gradient of one packed batch; returns per-token values of its N sampled tokens."""
-        routing = ReplayRouting(batch.experts.flatten(0, 1), self.config.replay_alpha)
+        coefficient = self.config.kl_coefficient * self.config.reference_every
+        config = self.config.model_copy(update={"kl_coefficient": coefficient})
+        made = batch_loss(self.model, self.reference if with_kl else None, batch, config, num_chains)
+        torch.autograd.backward(made.policy.loss)
         predicted = batch.sampled[:, 1:]
-        logprobs, entropy = _sampled_logprobs(self.model, batch, routing)
-        with torch.no_grad():
-            reference = None
-            if with_kl and self.config.kl_coefficient > 0:
-                replay = ReplayRouting(batch.experts.flatten(0, 1), self.config.replay_alpha)
-                reference, _ = _sampled_logprobs(self.reference, batch, replay)
-        behaviour = batch.behaviour[:, 1:][predicted]
-        result = policy_loss(
-            logprobs, behaviour, batch.advantages[:, 1:][predicted], reference=reference,
-            kl_coefficient=self.config.kl_coefficient * self.config.reference_every,
-            truncation=self.config.truncation, normaliser=normaliser,
-        )  # fmt: skip
-        torch.autograd.backward(result.loss)
-        fresh = _fresh_segments(batch, self.version)[:, 1:][predicted]
         return {
-            "gap": (logprobs.detach() - behaviour).abs(),
-            "fresh": fresh,
-            "weights": result.weights,
-            "kl": result.kl if reference is not None else result.kl[:0],
-            "entropy": entropy,
+            "gap": (made.logprobs - made.behaviour).abs(),
+            "fresh": _fresh_segments(batch, self.version)[:, 1:][predicted],
+            "weights": made.policy.weights,
+            "kl": made.policy.kl if with_kl else made.policy.kl[:0],
+            "entropy": made.entropy,
             "versions": batch.versions[:, 1:][predicted],
-            "kept": torch.tensor([routing.num_kept, routing.num_known]),
+            "kept": torch.tensor([made.routing.num_kept, made.routing.num_known]),
         }
 
     def _update(self) -> float:
@@ -139,6 +131,13 @@ class RLTrainer:
         for master, parameter in zip(self._masters, self.model.parameters(), strict=True):
             parameter.copy_(master.to(self._dtype))
 
+    @torch.no_grad()
+    def _move_reference(self) -> None:
+        if self.config.reference != "moving_average" or self.reference is None:
+            return
+        for master, followed in zip(self._masters, self.reference.parameters(), strict=True):
+            followed.lerp_(master, 1.0 - self.config.reference_decay)
+
     # ------------------------------------------------------------------------------------- state in and out
 
     def served_state(self) -> dict[str, Tensor]:
@@ -154,7 +153,7 @@ class RLTrainer:
             "masters": self._masters,
             "optimizer": self._optimizer.state_dict(),
             "buffers": dict(self.model.named_buffers()),
-            "reference": self.reference.state_dict(),
+            "reference": self.reference.state_dict() if self.reference is not None else None,
         }
         temporary = path.with_suffix(".tmp")
         with full_disk_named(path):
@@ -171,26 +170,13 @@ class RLTrainer:
             for master, saved in zip(self._masters, state["masters"], strict=True):
                 master.copy_(saved)
         self._optimizer.load_state_dict(state["optimizer"])
-        self.reference.load_state_dict(state["reference"])
+        if self.reference is not None:
+            if state["reference"] is None:
+                raise CheckpointError(f"step checkpoint {path} has no reference; go on with train.reference=none")
+            self.reference.load_state_dict(state["reference"])
         self.version = int(state["version"])
         self._round()
         return list(state["trained"])
-
-
-def _sampled_logprobs(model: DeepseekModel, batch: RLBatch, routing: ReplayRouting) -> tuple[Tensor, Tensor]:
-    """Logprob ``[N]`` of each sampled token given what precedes it, and the entropy ``[N]`` there (detached)."""
-    out = model(
-        batch.tokens,
-        positions=batch.positions,
-        mask=batch.mask,
-        routing=routing,
-        max_position=batch.tokens.shape[1],
-    )
-    predicted = batch.sampled[:, 1:]
-    all_logprobs = model.logits(out.hidden[:, :-1][predicted]).log_softmax(dim=-1)
-    detached = all_logprobs.detach()
-    entropy = -(detached.exp() * detached).sum(dim=-1)
-    return all_logprobs.gather(1, batch.tokens[:, 1:][predicted][:, None]).squeeze(1), entropy
 
 
 def _fresh_segments(batch: RLBatch, version: int) -> Tensor:
@@ -203,7 +189,7 @@ def _fresh_segments(batch: RLBatch, version: int) -> Tensor:
     return fresh
 
 
-def _merge(collected: Sequence[dict[str, Tensor]], version: int) -> dict[str, float]:
+def _merge(collected: Sequence[dict[str, Tensor]], version: int, truncation: float) -> dict[str, float]:
     """Metrics of a step from the per-token values of its batches."""
     if not collected:
         return {"trained_tokens": 0.0}
@@ -212,6 +198,7 @@ def _merge(collected: Sequence[dict[str, Tensor]], version: int) -> dict[str, fl
     lag = (version - joined["versions"]).float()
     metrics = {
         "trained_tokens": float(len(lag)),
+        "truncated_share": float((joined["weights"] >= truncation).float().mean()),
         "ess": effective_sample_size(joined["weights"]),
         "kl": float(joined["kl"].mean()) if len(joined["kl"]) else 0.0,
         "entropy": float(joined["entropy"].mean()),

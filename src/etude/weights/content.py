@@ -12,18 +12,27 @@ from etude.weights.codec import State, digest, dtype_name
 
 
 def tensor_digests(state: State) -> dict[str, str]:
-    """Tensor name -> SHA-256 of its stored bits."""
+    """Tensor name -> XXH3-128 of its stored bits."""
     return {name: digest(tensor) for name, tensor in state.items()}
 
 
-def content_hash(state: State, digests: Mapping[str, str] | None = None) -> str:
-    """SHA-256 over name, dtype, shape and bytes of all tensors, in the order of their names.
+def fingerprints(state: State, digests: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Tensor name -> one line of name, dtype, shape and digest.
 
     ``digests`` are the tensors' digests where the caller has them already (:func:`tensor_digests`); they are trusted.
     """
+    known = tensor_digests(state) if digests is None else digests
+    return {name: f"{name}|{dtype_name(t)}|{tuple(t.shape)}|{known[name]}\n" for name, t in state.items()}
+
+
+def combined(lines: Mapping[str, str]) -> str:
+    """The content hash of the state whose fingerprints these are: SHA-256 over them in the order of the names."""
     whole = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name]
-        of_bytes = digests[name] if digests is not None else digest(tensor)
-        whole.update(f"{name}|{dtype_name(tensor)}|{tuple(tensor.shape)}|{of_bytes}\n".encode())
+    for name in sorted(lines):
+        whole.update(lines[name].encode())
     return whole.hexdigest()
+
+
+def content_hash(state: State, digests: Mapping[str, str] | None = None) -> str:
+    """SHA-256 over name, dtype, shape and digest of all tensors; ``digests`` as for :func:`fingerprints`."""
+    return combined(fingerprints(state, digests))

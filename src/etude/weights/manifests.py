@@ -6,6 +6,7 @@ Layout::
     manifests/VVVVVVVV-EEEEEE-base.json      version V as a base         } both where a base falls due, so that an engine
     manifests/VVVVVVVV-EEEEEE-delta.json     version V from its parent   } that is up to date never downloads one
     bases/..., deltas/...                    the files, named by version and digest
+    subscribers/NAME, horizon/VVVVVVVV       who needs what, and what was collected (:mod:`etude.weights.garbage`)
 
 A writer of epoch E that publishes version V takes over from there: what older epochs wrote for V and above is void, also when
 it arrives later (a replaced trainer that had not noticed). A manifest that cannot be read does not count.
@@ -39,9 +40,14 @@ def manifest_key(version: PolicyVersion, epoch: int, kind: Kind) -> str:
     return f"{MANIFESTS}/{version:08d}-{epoch:06d}-{kind}.json"
 
 
+def every_link(store: ObjectStore) -> list[Link]:
+    """Links of all manifests, those of replaced writers included. Reads keys only. Raises WeightSyncError."""
+    return [link for key in store.list(MANIFESTS) if (link := _link(key)) is not None]
+
+
 def live_links(store: ObjectStore) -> list[Link]:
     """Links of all versions that no later writer has made void, by version. Reads keys only. Raises WeightSyncError."""
-    links = [link for key in store.list(MANIFESTS) if (link := _link(key)) is not None]
+    links = every_link(store)
     taken_over: dict[int, PolicyVersion] = {}
     for link in links:
         taken_over[link.epoch] = min(link.version, taken_over.get(link.epoch, link.version))
@@ -65,7 +71,7 @@ def read_manifest(store: ObjectStore, link: Link) -> WeightManifest:
 def newest_epoch(store: ObjectStore) -> int:
     """The highest fencing epoch that was ever claimed or used; -1 in an empty store."""
     claimed = [int(key.rsplit("/", 1)[1].split("-")[0]) for key in store.list(WRITERS)]
-    used = [link.epoch for key in store.list(MANIFESTS) if (link := _link(key)) is not None]
+    used = [link.epoch for link in every_link(store)]
     return max([*claimed, *used], default=-1)
 
 

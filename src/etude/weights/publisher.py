@@ -9,43 +9,37 @@ from __future__ import annotations
 import time
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from etude.base.errors import WeightSyncError, deadline_exceeded
-from etude.base.records import PolicyVersion, WeightFile, WeightManifest
-from etude.weights.codec import Encoded, State, encode, encode_base, snapshot
-from etude.weights.content import content_hash
-from etude.weights.manifests import WRITERS, Kind, manifest_key, newest_epoch
-from etude.weights.store import ObjectStore, sha256
+from etude.base.records import PolicyVersion, WeightManifest
+from etude.weights.codec import State, snapshot
+from etude.weights.garbage import collect, reopen
+from etude.weights.manifests import WRITERS, Kind, newest_epoch
+from etude.weights.shards import ShardWriter, commit
+from etude.weights.store import ObjectStore
 
 PUBLISH_DEADLINE = 600.0
 """Seconds that a call waits for the version before it."""
-
-
-@dataclass(frozen=True)
-class _Published:
-    """What the next delta starts from: a private copy."""
-
-    version: PolicyVersion
-    state: State
-    digests: dict[str, str]
 
 
 class WeightPublisher:
     """Publishes versions in rising order; not thread-safe (one trainer loop), its background thread is its own.
 
     Opened over a store that has versions, it goes on with a higher epoch and a new base. ``epoch`` None takes the next free one;
-    a given one that is not above all others is refused. Raises WeightSyncError.
+    a given one that is not above all others is refused. ``keep_bases`` collects garbage after each base
+    (:mod:`etude.weights.garbage`); None keeps everything. Raises WeightSyncError.
     """
 
-    def __init__(self, store: ObjectStore, *, base_every: int = 25, epoch: int | None = None) -> None:
-        self.store, self.base_every = store, base_every
+    def __init__(
+        self, store: ObjectStore, *, base_every: int = 25, epoch: int | None = None, keep_bases: int | None = None
+    ) -> None:
+        self.store, self.base_every, self.keep_bases = store, base_every, keep_bases
         self.epoch = _claim(store, epoch)
         self.blocked_seconds = 0.0
         """How long the last :meth:`publish_async` held up its caller: waiting for its forerunner, then copying the state."""
         self.published_seconds = 0.0
         """How long the last version took to encode and write."""
-        self._last: _Published | None = None
+        self._shard = ShardWriter(store)
         self._since_base = 0
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publisher")
         self._pending: tuple[PolicyVersion, Future[WeightManifest]] | None = None
@@ -79,7 +73,8 @@ class WeightPublisher:
         try:
             future.exception(deadline)
         except TimeoutError:
-            done = f"version {self._last.version} was written" if self._last else "nothing was written yet"
+            last = self._shard.version
+            done = f"version {last} was written" if last is not None else "nothing was written yet"
             what = f"version {version} to reach {self.store.location}"
             raise deadline_exceeded("weight publisher", what, deadline, version, done) from None
         self._pending = None
@@ -99,49 +94,20 @@ class WeightPublisher:
             raise WeightSyncError(
                 f"weights: another trainer (epoch {seen}) took over; the one of epoch {self.epoch} stops"
             )
-        last = self._last
-        if last is not None and version <= last.version:
-            raise WeightSyncError(f"weights: version {version} does not come after {last.version}, which is published")
+        last = self._shard.version
+        if last is not None and version <= last:
+            raise WeightSyncError(f"weights: version {version} does not come after {last}, which is published")
         base_due = last is None or self._since_base + 1 >= self.base_every
-        written: list[WeightManifest] = []
-        digests: dict[str, str] = {}
-        if last is not None:
-            delta = encode(last.state, state)
-            digests = {**last.digests, **delta.digests}
-            written.append(self._write("delta", version, last, delta, state, digests))
-        if base_due:
-            base = encode_base(state)
-            digests = base.digests
-            written.append(self._write("base", version, None, base, state, digests))
-        self._last = _Published(version, state, digests)
+        if last is None:
+            reopen(self.store, version)
+        kinds: tuple[Kind, ...] = ("base",) if last is None else ("delta", "base") if base_due else ("delta",)
+        written = [commit(self.store, [self._shard.write(version, state, kind)], self.epoch) for kind in kinds]
+        self._shard.committed()
         self._since_base = 0 if base_due else self._since_base + 1
+        if base_due and self.keep_bases is not None:
+            collect(self.store, keep_bases=self.keep_bases)
         self.published_seconds = time.monotonic() - clock
         return written[0]
-
-    def _write(
-        self,
-        kind: Kind,
-        version: PolicyVersion,
-        parent: _Published | None,
-        made: Encoded,
-        state: State,
-        digests: dict[str, str],
-    ) -> WeightManifest:
-        """One object and its manifest."""
-        checksum = sha256(made.data)
-        file = WeightFile(key=f"{kind}s/{version:08d}-{checksum}", sha256=checksum, num_bytes=len(made.data))
-        self.store.put(file.key, made.data)
-        manifest = WeightManifest(
-            version=version,
-            parent=parent.version if parent else None,
-            files=(file,),
-            content_hash=content_hash(state, digests),
-            num_tensors=len(state),
-            changed_fraction=made.changed_fraction,
-            epoch=self.epoch,
-        )
-        self.store.put(manifest_key(version, self.epoch, kind), manifest.model_dump_json().encode())
-        return manifest
 
 
 def _claim(store: ObjectStore, wanted: int | None) -> int:

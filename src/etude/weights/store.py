@@ -9,18 +9,29 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import obstore
 from obstore.exceptions import NotFoundError
 from obstore.store import LocalStore, from_url
+from pydantic import Field
 
+from etude.base.config import Config
 from etude.base.errors import DiskFullError, EtudeError, WeightSyncError
 
-REQUEST_TIMEOUT = timedelta(seconds=60)
-RETRY_TIMEOUT = timedelta(seconds=120)
-"""A remote store that fails is tried again for so long."""
-MAX_RETRIES = 6
+
+class StoreConfig(Config):
+    """How a remote store is spoken to. Credentials and endpoints are best left in the environment (``AWS_*``, ...)."""
+
+    options: dict[str, str] = Field(default_factory=dict)
+    """Options of the client as ``obstore`` names them: ``endpoint``, ``region``, ``allow_http``, ..."""
+    request_seconds: float = Field(60.0, gt=0)
+    """Bound of one request."""
+    retry_seconds: float = Field(120.0, gt=0)
+    """A store that fails or is slow is tried again for so long."""
+    retries: int = Field(6, ge=0)
+    first_backoff_seconds: float = Field(0.1, gt=0)
+
 
 _FULL = ("(os error 28)", "(os error 122)", "No space left", "quota exceeded")
 
@@ -57,7 +68,8 @@ class ObjectStore(Protocol):
 class Store:
     """``location`` is a folder (made when missing) or a URL (``s3://bucket/prefix``, ``memory:///``)."""
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, config: StoreConfig | None = None) -> None:
+        config = config or StoreConfig()
         self._location = location
         self._store: obstore.store.ObjectStore
         try:
@@ -66,11 +78,7 @@ class Store:
             elif location.startswith(("file:", "memory:")):
                 self._store = from_url(location)
             else:
-                self._store = from_url(
-                    location,
-                    client_options={"timeout": REQUEST_TIMEOUT},
-                    retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
-                )
+                self._store = from_url(location, **_client_arguments(config))
         except Exception as error:
             raise typed(error, location, "cannot be opened") from None
 
@@ -112,6 +120,23 @@ class Store:
             return
         except Exception as error:
             raise typed(error, self._location, f"cannot delete {key}") from None
+
+
+def _client_arguments(config: StoreConfig) -> dict[str, Any]:
+    client: dict[str, Any] = {"timeout": timedelta(seconds=config.request_seconds)}
+    if config.options.get("endpoint", "").startswith("http://"):
+        client["allow_http"] = True
+    backoff = {
+        "init_backoff": timedelta(seconds=config.first_backoff_seconds),
+        "max_backoff": timedelta(seconds=15.0),
+        "base": 2.0,
+    }
+    retry = {
+        "max_retries": config.retries,
+        "retry_timeout": timedelta(seconds=config.retry_seconds),
+        "backoff": backoff,
+    }
+    return {"config": config.options, "client_options": client, "retry_config": retry}
 
 
 def typed(error: Exception, location: str, what: str) -> EtudeError:

@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from etude.base.errors import WeightSyncError
-from etude.base.records import PolicyVersion, WeightManifest
+from etude.base.records import PolicyVersion, WeightFile, WeightManifest
 from etude.weights.codec import State, StateDict, apply
 from etude.weights.content import content_hash
+from etude.weights.garbage import register
 from etude.weights.manifests import Link, live_links, read_manifest
 from etude.weights.store import ObjectStore, sha256
+
+READS = 2
+"""How often a damaged object is read before another way is taken."""
 
 Held = tuple[PolicyVersion, State]
 """A version and its state. The state is never changed."""
@@ -46,10 +50,14 @@ class _Way:
 
 
 class WeightSubscriber:
-    """Reads versions from a store. Keeps no weights: the caller passes what it holds."""
+    """Reads versions from a store. Keeps no weights: the caller passes what it holds.
 
-    def __init__(self, store: ObjectStore) -> None:
-        self.store = store
+    With a ``name`` it registers what it needs before it reads (:mod:`etude.weights.garbage`), so that a collector of the writer
+    never takes it away; it then has to be able to write to the store.
+    """
+
+    def __init__(self, store: ObjectStore, name: str | None = None) -> None:
+        self.store, self.name = store, name
         self.report: FetchReport | None = None
         """How the last :meth:`fetch` went."""
 
@@ -70,6 +78,8 @@ class WeightSubscriber:
         """
         clock = time.monotonic()
         problems: list[str] = []
+        if self.name is not None:
+            self._register(version, held)
         links = live_links(self.store)
         target = self._manifests(links, version, problems)
         if not target:
@@ -80,7 +90,7 @@ class WeightSubscriber:
         walk = self._walk(links, version, held, problems)
         for way in itertools.chain(_nearest(walk, held), (way for _, _, ways in walk for way in ways)):
             try:
-                state = self._rebuild(held[1] if way.from_held and held else {}, way.manifests)
+                state = self._rebuild(held[1] if way.from_held and held else {}, way.manifests, problems)
                 if content_hash(state) != target[0].content_hash:
                     raise WeightSyncError(
                         f"weights: version {version} does not hash to its manifest {_start(way, version)}"
@@ -90,9 +100,22 @@ class WeightSubscriber:
                 continue
             files = sum(len(manifest.files) for manifest in way.manifests)
             seconds = time.monotonic() - clock
+            if self.name is not None:
+                register(self.store, self.name, version)
             self.report = FetchReport(version, way.from_held, files, way.num_bytes, seconds, tuple(problems))
             return state
         raise WeightSyncError(f"weights: version {version} cannot be rebuilt: {'; '.join(dict.fromkeys(problems))}")
+
+    def _register(self, version: PolicyVersion, held: Held | None) -> None:
+        """Claim the way from what is held, or, where that was collected, the wanted version alone."""
+        assert self.name is not None
+        if held is not None and held[0] < version:
+            try:
+                register(self.store, self.name, held[0])
+                return
+            except WeightSyncError:
+                pass  # the deltas from there on are gone; a base leads to the wanted version
+        register(self.store, self.name, version)
 
     def _walk(
         self, links: list[Link], version: PolicyVersion, held: Held | None, problems: list[str]
@@ -122,15 +145,23 @@ class WeightSubscriber:
                     problems.append(str(error))
         return found
 
-    def _rebuild(self, start: State, manifests: tuple[WeightManifest, ...]) -> StateDict:
+    def _rebuild(self, start: State, manifests: tuple[WeightManifest, ...], problems: list[str]) -> StateDict:
         state = dict(start)
         for manifest in manifests:
             for file in manifest.files:
-                data = self.store.get(file.key)
-                if sha256(data) != file.sha256:
-                    raise WeightSyncError(f"weights: object {file.key} of version {manifest.version} is corrupt")
+                data = self._object(file, manifest.version, problems)
                 state = apply(state, data, verify=False)  # the content hash of the result covers every tensor
         return state
+
+    def _object(self, file: WeightFile, version: PolicyVersion, problems: list[str]) -> bytes:
+        """The file, read again once where it came damaged: it may be the way that is faulty and not the store."""
+        for attempt in range(READS):
+            data = self.store.get(file.key)
+            if sha256(data) == file.sha256:
+                return data
+            if attempt + 1 < READS:
+                problems.append(f"weights: object {file.key} of version {version} came corrupt; it was read again")
+        raise WeightSyncError(f"weights: object {file.key} of version {version} is corrupt")
 
 
 def _nearest(walk: Iterator[tuple[PolicyVersion, int, list[_Way]]], held: Held | None) -> list[_Way]:
