@@ -107,9 +107,9 @@ def run_for_real(pod: FakePod, command: str) -> ExecResult:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(content)
         try:
-            done = subprocess.run(command, shell=True, cwd=name, capture_output=True, text=True, timeout=5)
+            done = subprocess.run(command, shell=True, cwd=name, capture_output=True, text=True, timeout=60)
         except subprocess.TimeoutExpired:
-            return ExecResult(exit_code=124, output="", seconds=5.0, timed_out=True)
+            return ExecResult(exit_code=124, output="", seconds=60.0, timed_out=True)
     return ExecResult(exit_code=done.returncode, output=done.stdout + done.stderr, seconds=0.0)
 
 

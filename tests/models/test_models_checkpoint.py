@@ -9,7 +9,7 @@ import torch
 
 from etude.base.errors import CheckpointError
 from etude.models.checkpoint import export_state, import_state, load_checkpoint, save_checkpoint
-from etude.models.config import ModelConfig
+from etude.models.config import ModelConfig, from_hugging_face, to_hugging_face
 from etude.models.deepseek import DeepseekModel, initialise
 
 
@@ -82,3 +82,23 @@ def test_load_can_change_the_context(tmp_path: Path) -> None:
 def test_a_missing_checkpoint_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         load_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_scaling", {"type": "yarn", "factor": 64}),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 64, "rope_theta": 1e4}),
+        ("hidden_act", "gelu"),
+        ("rope_interleave", False),
+        ("moe_layer_freq", 2),
+        ("topk_method", "greedy"),
+        ("topk_group", 4),
+    ],
+)
+def test_what_another_forward_pass_would_need_is_refused_by_name(key: str, value: object) -> None:
+    data = to_hugging_face(ModelConfig(), eos_token_id=1, pad_token_id=0)
+    assert from_hugging_face({**data, "rope_scaling": None, "torch_dtype": "bfloat16"}) == ModelConfig()
+    named = "rope_type 'yarn'" if key.startswith("rope_") and isinstance(value, dict) else key
+    with pytest.raises(ValueError, match=named):
+        from_hugging_face({**data, **({"rope_parameters": None} if key == "rope_scaling" else {}), key: value})

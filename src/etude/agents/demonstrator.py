@@ -58,6 +58,7 @@ class Demonstrator:
         self._careless = rng.random() < config.careless_rate
         self._parallel = rng.random() < config.parallel_rate
         self._slips = rng.random() < config.mistake_rate
+        self._slipped: list[ToolCall] = []
         self._done: list[str] = []
         self._prepared = ""
         """After a summary: "edit" when it holds what the next edit needs, else "read"."""
@@ -87,9 +88,18 @@ class Demonstrator:
         call = self._plan.pop(0) if self._plan else _call("finish", message="done")
         if call.name == "edit" and self._slips:
             self._slips = False
-            call = spoil(call, self._rng) or call
+            call = self._slip(call)
         self._apply(self._files, call)
         self._done.append(f"edit {call.arguments['at']}" if call.name == "edit" else call.name)
+        return call
+
+    def _slip(self, call: ToolCall) -> ToolCall:
+        """A wrong form of ``call`` that was not tried before, else ``call`` itself."""
+        for _ in range(4):
+            slip = spoil(call, self._rng)
+            if slip is not None and slip not in self._slipped:
+                self._slipped.append(slip)
+                return slip
         return call
 
     def _joins(self, calls: Sequence[ToolCall]) -> bool:

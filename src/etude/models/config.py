@@ -78,6 +78,9 @@ _FIXED = {
     "torch_dtype": "float32",
 }
 
+_IRRELEVANT = ("architectures", "attention_dropout", "torch_dtype")
+"""What a published config may say otherwise without another forward pass."""
+
 
 def to_hugging_face(config: ModelConfig, *, eos_token_id: int, pad_token_id: int) -> dict[str, Any]:
     """Content of ``config.json`` for a model of this shape."""
@@ -96,13 +99,14 @@ def to_hugging_face(config: ModelConfig, *, eos_token_id: int, pad_token_id: int
 
 def from_hugging_face(data: dict[str, Any]) -> ModelConfig:
     """Read ``config.json``. Raises ValueError when the model is not of this form, naming the key."""
-    for key in ("model_type", "scoring_func", "n_group", "attention_bias", "tie_word_embeddings"):
-        if key in data and data[key] != _FIXED[key]:
-            raise ValueError(f"config.json: {key} is {data[key]!r}; this family needs {_FIXED[key]!r}")
+    for key, value in _FIXED.items():
+        if key not in _IRRELEVANT and key in data and data[key] != value:
+            raise ValueError(f"config.json: {key} is {data[key]!r}; this family needs {value!r}")
     known = {key: data[key] for key in ModelConfig.model_fields if key in data}
-    rope = data.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"config.json: rope_type {rope['rope_type']!r} is not supported")
+    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}  # the newer and the older name
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind != "default":
+        raise ValueError(f"config.json: rope_type {kind!r} is not supported")
     if "rope_theta" in rope:
         known["rope_theta"] = rope["rope_theta"]
     return ModelConfig.model_validate(known)
