@@ -60,7 +60,7 @@ def e8m0_ceiling(block_max: Tensor) -> Tensor:
 
 def e8m0_decode(biased: Tensor) -> Tensor:
     """Biased exponents (uint8) -> float32 powers of two, exact; 255 -> NaN."""
-    power = torch.ldexp(torch.ones((), device=biased.device), biased.to(torch.int32) - E8M0_BIAS)
+    power = torch.ldexp(torch.ones_like(biased, dtype=torch.float32), biased.to(torch.int32) - E8M0_BIAS)
     return torch.where(biased == E8M0_NAN, torch.nan, power)
 
 

@@ -41,7 +41,7 @@ def quantise(x: Tensor) -> MXFP8:
     scales = e8m0_ceiling(padded.abs().amax(dim=2))
     bad = (scales == E8M0_NAN)[:, :, None]
     # A power of two: this multiplication is the division, exactly.
-    inverse = torch.ldexp(torch.ones((), device=x.device), 127 - scales.to(torch.int32))[:, :, None]
+    inverse = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), 127 - scales.to(torch.int32))[:, :, None]
     codes = e4m3_encode(torch.where(bad, 0.0, padded * inverse))
     return MXFP8(codes.flatten(1)[:, :columns].reshape(rows, columns), scales)
 
