@@ -79,11 +79,12 @@ def test_a_reciprocal_picks_other_codes_than_division() -> None:
     assert not torch.equal(nvfp4.quantise(x).codes, nvfp4.quantise(x, division="reciprocal").codes)
 
 
-def test_row_and_column_copies_differ_and_are_close() -> None:
-    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(3)) * torch.logspace(-3, 3, 96)
-    rows, columns = mxfp8.round_rows(x), mxfp8.round_columns(x)
-    assert not torch.equal(rows, columns)
-    torch.testing.assert_close(columns, x, rtol=2**-4, atol=1e-5)
+def test_only_the_copy_scaled_along_columns_keeps_small_columns() -> None:
+    """Scales are powers of two, so copies differ only where a block spans more than E4M3's range: here along rows."""
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(3)) * torch.logspace(-12, 12, 96)
+    size = x.abs().amax(dim=0)
+    assert ((mxfp8.round_columns(x) - x).abs() <= size / 16).all()
+    assert not ((mxfp8.round_rows(x) - x).abs() <= size / 16).all()
 
 
 def test_tensor_core_layout_puts_each_scale_at_its_documented_byte() -> None:
