@@ -100,3 +100,16 @@ def test_tensor_core_layout_puts_each_scale_at_its_documented_byte() -> None:
 def test_a_shape_that_has_no_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 16"):
         nvfp4.quantise(torch.zeros(2, 20))
+
+
+def test_nvfp4_reads_back_as_code_times_scales() -> None:
+    x = hard_rows(128, 64)
+    got = nvfp4.quantise(x)
+    back = got.dequantise()
+    for i, row in enumerate(x.numpy()):
+        codes, scales, token = nvfp4_row(row)
+        for j, code in enumerate(codes):
+            expected = np.float32(E2M1[code & 7] * (-1 if code & 8 else 1)) * (
+                np.float32(E4M3[scales[j // 16]]) * token
+            )
+            assert back[i, j].item() == expected or (np.isnan(expected) and back[i, j].isnan()), (i, j)

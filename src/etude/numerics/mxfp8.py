@@ -37,7 +37,7 @@ def quantise(x: Tensor) -> MXFP8:
     if x.ndim != 2:
         raise ValueError(f"MXFP8 takes a matrix, not {tuple(x.shape)}")
     rows, columns = x.shape
-    padded = torch.nn.functional.pad(x.to(torch.float32), (0, -columns % BLOCK)).unflatten(1, (-1, BLOCK))
+    padded = torch.nn.functional.pad(x.to(torch.float32), (0, -columns % BLOCK)).reshape(len(x), -1, BLOCK)
     scales = e8m0_ceiling(padded.abs().amax(dim=2))
     bad = (scales == E8M0_NAN)[:, :, None]
     # A power of two: this multiplication is the division, exactly.

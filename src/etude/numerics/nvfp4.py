@@ -50,7 +50,7 @@ class NVFP4:
     def dequantise(self) -> Tensor:
         """float32 (rows, columns)."""
         scale = e4m3_decode(self.block_scales) * self.row_scales[:, None]
-        blocks = e2m1_decode(unpack_nibbles(self.codes)).unflatten(1, (-1, BLOCK))
+        blocks = e2m1_decode(unpack_nibbles(self.codes)).reshape(len(self.codes), -1, BLOCK)
         return (blocks * scale[:, :, None]).flatten(1)
 
 
@@ -62,7 +62,7 @@ def quantise(x: Tensor, *, outer: Outer = "token", division: Division = "ieee") 
     """
     if x.ndim != 2 or x.shape[1] % BLOCK:
         raise ValueError(f"NVFP4 takes a matrix whose columns are a multiple of {BLOCK}, not {tuple(x.shape)}")
-    blocks = x.to(torch.float32).unflatten(1, (-1, BLOCK))
+    blocks = x.to(torch.float32).reshape(len(x), -1, BLOCK)
     block_max = blocks.abs().amax(dim=2)
     row_max = block_max.amax(dim=1)
     if outer == "tensor":
