@@ -15,8 +15,9 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
-def model(seed: int = 0) -> DeepseekModel:
-    made = DeepseekModel(CONFIG)
+def model(seed: int = 0, config: ModelConfig = CONFIG) -> DeepseekModel:
+    """Random weights everywhere, also where training starts from zero."""
+    made = DeepseekModel(config)
     initialise(made, seed)
     for name, parameter in made.named_parameters():
         if name.endswith((".o", ".down")):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from rl_groups import model as random_model
 
 from etude.data.packing import Document, Packer
 from etude.models.config import ModelConfig
-from etude.models.deepseek import DeepseekModel, initialise
+from etude.models.deepseek import DeepseekModel
 from etude.training.language import StageConfig, evaluate_loss, language_loss, train_stage, update_balance
 from etude.training.optim import OptimConfig
 
@@ -19,12 +20,7 @@ CONFIG = ModelConfig(
 
 
 def model(seed: int = 0) -> DeepseekModel:
-    made = DeepseekModel(CONFIG)
-    initialise(made, seed)
-    for name, parameter in made.named_parameters():
-        if name.endswith((".o", ".down")):
-            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(seed + 1))
-    return made
+    return random_model(seed, CONFIG)
 
 
 def documents(count: int, seed: int, *, pattern: bool = False) -> list[Document]:

@@ -202,10 +202,10 @@ class Demonstrator:
         """First message after a summary: read again unless the summary holds all that the next edit needs."""
         names = [call.name for call in self._plan]
         blind = self._prepared == "read" or self._rng.random() < self._config.reread_rate
-        first = 1 if names[:1] == ["reset"] else 0
+        first, files = (1, self._task.files) if names[:1] == ["reset"] else (0, self._files)
         if names[first : first + 1] == ["edit"] and (blind or first):
             path = self._plan[first].arguments["path"]
-            if path in self._task.files:
+            if path in files:
                 self._plan.insert(first, _call("read", path=path))
         self._prepared = ""
 
