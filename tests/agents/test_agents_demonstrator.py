@@ -16,7 +16,7 @@ from etude.agents.demonstrator import Demonstrator, DemonstratorConfig
 from etude.agents.loop import HarnessConfig, RolloutRunner
 from etude.agents.scripted import NoopAgent, OracleAgent, Policy, ScriptedSampler, parse_conversation
 from etude.agents.spoil import spoil
-from etude.base.edits import apply_edit
+from etude.base.edits import apply_edit, split_change
 from etude.base.records import Category, ExecResult, Message, Outcome, Rollout, Task, TestsVerifier, ToolCall
 from etude.data.chat import ChatCodec
 from etude.rewards.verifiers import verify
@@ -57,7 +57,7 @@ def demonstrate(codec: ChatCodec, tasks: Sequence[Task], config: HarnessConfig =
 def hand_made() -> Task:
     solution = (
         says(("read", {"path": "lib.py"})),
-        says(("edit", {"path": "lib.py", "at": "2", "text": "    return a + b"})),
+        says(("edit", {"path": "lib.py", "change": "    return a - b\n====\n    return a + b"})),
         says(("run", {})),
         says(("finish", {"message": "fixed total"})),
     )
@@ -147,7 +147,8 @@ def test_work_goes_on_correctly_after_a_summary(codec: ChatCodec) -> None:
             calls = [call for turn in turns for call in turn.message.calls]
             summary = next(t.message.content for t in rollout.turns if t.is_summary and t.segment == number - 1)
             if calls and calls[0].name == "edit":
-                assert calls[0].arguments["at"] == "0+" or f"seen {calls[0].arguments['path']}:" in summary
+                arguments = calls[0].arguments
+                assert arguments["change"].startswith("====") or f"seen {arguments['path']}\n" in summary
 
 
 def test_a_summary_tells_the_truth(codec: ChatCodec) -> None:
@@ -157,35 +158,38 @@ def test_a_summary_tells_the_truth(codec: ChatCodec) -> None:
     for task, rollout in zip(tasks, demonstrate(codec, tasks, config, mistake_rate=0.5, **CAREFUL), strict=True):
         files = dict(task.files)
         for turn in rollout.turns:
-            if turn.is_summary and (seen := re.match(r"seen (\S+):(\d+):(.*)", turn.message.content)):
+            if turn.is_summary and (seen := re.match(r"seen (\S+)\n(.*)", turn.message.content)):
                 told += 1
-                path, number, line = seen.groups()
-                assert files[path].split("\n")[int(number) - 1] == line
+                path, line = seen.groups()
+                assert line in files[path].split("\n")
             for call, result in zip(turn.message.calls, turn.results, strict=False):
                 if call.name == "reset":
                     files = dict(task.files)
                 if call.name == "edit" and result.content.startswith(("ok", CUT_NOTE)):
                     arguments = call.arguments
-                    files[arguments["path"]] = apply_edit(
-                        files.get(arguments["path"]), arguments["at"], arguments.get("text", "")
-                    )
+                    files[arguments["path"]] = apply_edit(files.get(arguments["path"]), arguments["change"])
     assert told >= 3
 
 
 def test_a_slip_keeps_the_form_of_the_edit_and_changes_something() -> None:
     rng = random.Random(0)
     edits = [
-        ToolCall(name="edit", arguments={"path": "a.py", "at": "4", "text": "    return min(a, b) + 1"}),
-        ToolCall(name="edit", arguments={"path": "a.py", "at": "2+", "text": '    """the sum of all items"""'}),
-        ToolCall(name="edit", arguments={"path": "a.py", "at": "3-4", "text": "    x = 1\n    return x"}),
+        ToolCall(name="edit", arguments={"path": "a.py", "change": change})
+        for change in (
+            "    return min(a, b)\n====\n    return min(a, b) + 1",
+            'def f(a, b):\n====\ndef f(a, b):\n    """the sum of all items"""',
+            "====\n    x = 1\n    return x",
+        )
     ]
     for edit in edits:
+        old, new = split_change(edit.arguments["change"])
         slips = [slip for _ in range(50) if (slip := spoil(edit, rng)) is not None]
         assert len(slips) >= 25
         for slip in slips:
             assert slip != edit
-            assert slip.arguments["text"].count("\n") == edit.arguments["text"].count("\n")
-            apply_edit("line\n" * 9, slip.arguments["at"], slip.arguments["text"])
+            quoted, put = split_change(slip.arguments["change"])
+            assert (len(quoted), len(put)) == (len(old), len(new))
+            assert sum(a != b for a, b in zip([*quoted, *put], [*old, *new], strict=True)) == 1
         assert len({slip.model_dump_json() for slip in slips}) >= 2
 
 

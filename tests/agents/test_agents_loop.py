@@ -29,7 +29,7 @@ from etude.data.tokenizer import CALL, token_id
 
 WIDE = HarnessConfig(context_budget=4000, max_completion=300)
 READ = says(("read", {"path": "lib.py"}))
-FIX = says(("edit", {"path": "lib.py", "at": "2", "text": "    return a + b"}))
+FIX = says(("edit", {"path": "lib.py", "change": "    return a - b\n====\n    return a + b"}))
 RUN = says(("run", {}))
 FINISH = says(("finish", {"message": "fixed total"}))
 
@@ -136,7 +136,7 @@ def test_parallel_calls_run_in_order_and_each_gets_its_answer(codec: ChatCodec) 
 
 def test_calls_after_finish_are_not_executed(codec: ChatCodec) -> None:
     pods = FakePods()
-    message = says(("finish", {"message": "done"}), ("edit", {"path": "lib.py", "at": "1", "text": "x"}))
+    message = says(("finish", {"message": "done"}), ("edit", {"path": "lib.py", "change": "====\nx"}))
     rollout = rollout_of(codec, messages_sampler(codec, [message]), pods=pods)
     assert rollout.outcome is Outcome.COMPLETED
     assert "x" not in pods.pods[0].files["lib.py"].split("\n")
@@ -169,7 +169,7 @@ def test_malformed_calls_are_answered_counted_and_trained_on(codec: ChatCodec) -
 
 def test_a_call_cut_at_the_token_limit_is_not_executed(codec: ChatCodec) -> None:
     pods = FakePods()
-    long = says(("edit", {"path": "lib.py", "at": "2", "text": "    return a + b + a + b + a + b"}))
+    long = says(("edit", {"path": "lib.py", "change": "    return a - b\n====\n    return a + b + a + b + a + b"}))
     size = len(codec.render_completion(long)) - 4
     config = HarnessConfig(context_budget=4000, max_completion=size)
     sampler = messages_sampler(codec, [long, FINISH])

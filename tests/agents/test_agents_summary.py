@@ -19,7 +19,7 @@ from etude.data.chat import ChatCodec
 
 READ = says(("read", {"path": "lib.py"}))
 SUMMARY = Message(role="assistant", content="seen lib.py:2 done read next edit")
-FIX = says(("edit", {"path": "lib.py", "at": "2", "text": "    return a + b"}))
+FIX = says(("edit", {"path": "lib.py", "change": "    return a - b\n====\n    return a + b"}))
 FINISH = says(("finish", {"message": "fixed total"}))
 
 

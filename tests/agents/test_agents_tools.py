@@ -61,30 +61,26 @@ def test_search_gives_path_line_and_content_of_visible_files_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "text", "answer", "content"),
+    ("change", "content"),
     [
-        ("2", "    return a + b", "ok\n2:    return a + b", "def total(a, b):\n    return a + b\n"),
-        ("1-2", "x = 1", "ok\n1:x = 1", "x = 1\n"),
-        ("2+", "y\nz", "ok\n3:y\n4:z", "def total(a, b):\n    return a - b\ny\nz\n"),
-        ("0+", "# top", "ok\n1:# top", "# top\ndef total(a, b):\n    return a - b\n"),
-        ("2", "", "ok", "def total(a, b):\n"),
-        ("2+", "a\nb\nc\nd", "ok\n3:a\n4:b\n5:c", "def total(a, b):\n    return a - b\na\nb\nc\nd\n"),
+        ("    return a - b\n====\n    return a + b", "def total(a, b):\n    return a + b\n"),
+        ("    return a - b\n====", "def total(a, b):\n"),
+        ("====\ny\nz", "def total(a, b):\n    return a - b\ny\nz\n"),
     ],
 )
-def test_edit_changes_the_file_and_shows_the_new_lines_with_their_numbers(
-    at: str, text: str, answer: str, content: str
-) -> None:
+def test_edit_changes_the_file_and_remembers_what_it_was(change: str, content: str) -> None:
     bench = bench_of()
-    assert ask(bench, "edit", path="lib.py", at=at, text=text) == answer
+    assert ask(bench, "edit", path="lib.py", change=change) == "ok"
     assert asyncio.run(bench.pod.read("lib.py")) == content
-    assert set(bench.originals) == {"lib.py"}
+    assert bench.originals == {"lib.py": FILES["lib.py"]}
 
 
 def test_a_refused_edit_is_answered_counted_and_changes_nothing() -> None:
     bench = bench_of()
-    assert ask(bench, "edit", path="lib.py", at="9", text="x") == "error: the file has 2 lines"
-    assert ask(bench, "edit", path="new.py", at="1", text="x") == "error: no such file; use 0+ to create it"
-    assert bench.events == ["failed_edit", "failed_edit"]
+    assert ask(bench, "edit", path="lib.py", change="x = 1\n====\nx = 2") == "error: no such lines"
+    assert ask(bench, "edit", path="new.py", change="x = 1\n====\nx = 2") == "error: no such file"
+    assert ask(bench, "edit", path="lib.py", change="x = 1") == "error: no line ==== between old and new lines"
+    assert bench.events == ["failed_edit"] * 3
     assert not bench.originals
     assert asyncio.run(bench.pod.list()) == sorted(FILES)
 
@@ -92,9 +88,9 @@ def test_a_refused_edit_is_answered_counted_and_changes_nothing() -> None:
 def test_reset_puts_all_files_back_and_takes_new_ones_away() -> None:
     bench = bench_of()
     assert ask(bench, "reset") == "nothing to reset"
-    for at in ("1", "2"):
-        ask(bench, "edit", path="lib.py", at=at, text="pass")
-    ask(bench, "edit", path="new file.py", at="0+", text="x = 1")
+    for line in ("x = 1", "y = 2"):
+        assert ask(bench, "edit", path="lib.py", change=f"====\n{line}") == "ok"
+    assert ask(bench, "edit", path="new file.py", change="====\nx = 1") == "ok"
     assert ask(bench, "reset") == "ok"
     assert isinstance(bench.pod, FakePod)
     assert bench.pod.files == FILES
@@ -137,7 +133,7 @@ def test_a_malformed_call_is_answered_with_what_is_wrong_and_counted() -> None:
     assert ask(bench, "edit", path="lib.py") == "error: edit needs at"
     assert ask(bench, "search", text="") == "error: search needs text"
     assert ask(bench, "read", path="../../etc/passwd") == "error: path outside the workspace"
-    assert ask(bench, "edit", path="/x", at="0+", text="x") == "error: path outside the workspace"
+    assert ask(bench, "edit", path="/x", change="====\nx") == "error: path outside the workspace"
     assert bench.events == ["malformed_call"] * 6
 
 
@@ -164,7 +160,7 @@ def test_the_table_of_tools_is_the_one_of_the_wire() -> None:
         "list": (),
         "read": ("path",),
         "search": ("text",),
-        "edit": ("path", "at", "text"),
+        "edit": ("path", "change"),
         "reset": (),
         "run": ("command",),
         "finish": ("message",),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from etude.base.config import Config, load
-from etude.base.edits import apply_edit
 from etude.base.errors import ConfigError, UserError
 from etude.base.records import Completion, Segment
 from etude.base.telemetry import RunDirectory, read_jsonl
@@ -59,29 +58,6 @@ def test_a_segment_of_unequal_parts_is_refused() -> None:
             tokens=np.zeros(2, np.int32), sampled=np.zeros(2, bool), logprobs=np.zeros(1, np.float32),
             versions=np.zeros(2, np.int32), end="stop",
         )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("at", "text", "expected"),
-    [
-        ("2", "B", "a\nB\nc\n"),
-        ("1-2", "x\ny\nz", "x\ny\nz\nc\n"),
-        ("3+", "d", "a\nb\nc\nd\n"),
-        ("0+", "top", "top\na\nb\nc\n"),
-        ("2", "", "a\nc\n"),
-    ],
-)
-def test_line_edits(at: str, text: str, expected: str) -> None:
-    assert apply_edit("a\nb\nc\n", at, text) == expected
-
-
-def test_line_edits_refuse_what_is_not_there() -> None:
-    for at in ("0", "4", "3-9", "2-1", "x", "9+"):
-        with pytest.raises(ValueError, match=r"3 lines|bad line"):
-            apply_edit("a\nb\nc\n", at, "z")
-    with pytest.raises(ValueError, match="no such file"):
-        apply_edit(None, "1", "z")
-    assert apply_edit(None, "0+", "new") == "new\n"
 
 
 def test_a_run_directory_is_used_once_and_torn_lines_are_left_out(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def synthetic_rollout(rng: random.Random, index: int, progress: float) -> Rollou
     category = rng.choice(CATEGORIES)
     code = "def total(items):\n    result = 0\n    for item in items:\n        result += item.price\n    return result"
     read = ToolCall(name="read", arguments={"path": "shop/cart.py"})
-    edit = ToolCall(name="edit", arguments={"path": "shop/cart.py", "at": "12", "text": code})
+    edit = ToolCall(name="edit", arguments={"path": "shop/cart.py", "change": f"====\n{code}"})
     broken = ToolCall(name="run", arguments={}, error="unknown tool argument: quick")
     turns = [
         Turn(

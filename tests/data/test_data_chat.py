@@ -11,7 +11,7 @@ from etude.base.records import Message, ToolCall
 from etude.data.chat import ChatCodec
 from etude.data.tokenizer import train_tokenizer
 
-TOOLS = {"list": (), "read": ("path",), "edit": ("path", "at", "text"), "finish": ("message",)}
+TOOLS = {"list": (), "read": ("path",), "edit": ("path", "change"), "finish": ("message",)}
 TEXTS = [
     "def total(items):\n    return sum(items)\n",
     "1:def f(a, b):\n2:    return a + b\n",
@@ -40,7 +40,7 @@ def test_a_completion_parses_back(codec: ChatCodec) -> None:
         thinking="the sum is off",
         calls=(
             ToolCall(name="read", arguments={"path": "lib.py"}),
-            ToolCall(name="edit", arguments={"path": "lib.py", "at": "2-3", "text": "    x = 1\n    return x"}),
+            ToolCall(name="edit", arguments={"path": "lib.py", "change": "    x = 2\n====\n    x = 1\n    return x"}),
         ),
     )
     assert codec.parse(codec.render_completion(message)) == message

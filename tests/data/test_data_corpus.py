@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from etude.base.edits import split_change
 from etude.base.errors import UserError
 from etude.data.chat import ChatCodec
 from etude.data.corpus import SourceFile, functions, source_files
@@ -19,7 +20,7 @@ from etude.data.tokenizer import train_tokenizer
 TOOLS = {
     "list": (),
     "read": ("path",),
-    "edit": ("path", "at", "text"),
+    "edit": ("path", "change"),
     "run": ("command",),
     "finish": ("message",),
 }
@@ -60,27 +61,18 @@ def test_files_are_deduplicated_and_held_out_by_content(tmp_path: Path) -> None:
 
 
 def test_an_edit_document_is_answered_by_its_own_text() -> None:
-    """Applying the edits of a repair document to the shown file gives back a line of the original functions."""
+    """What an edit quotes was shown, and it changes something."""
     rng, originals = random.Random(0), list(functions(MODULE))
     seen = 0
     for _ in range(300):
         messages = edit_document(originals, rng)
         if messages is None:
             continue
-        shown = messages[2].content.split("\n")
-        for message in messages[3:]:
-            (call,) = message.calls
-            if call.name != "edit":
-                continue
+        for call in (call for message in messages[3:] for call in message.calls if call.name == "edit"):
             seen += 1
-            at = call.arguments["at"]
-            number = int(at.rstrip("+"))
-            assert 1 <= number <= len(shown)
-            assert (
-                at.endswith("+")
-                or shown[number - 1] != f"{number}:{call.arguments['text']}"
-                or "rename" in messages[0].content
-            )
+            old, new = split_change(call.arguments["change"])
+            assert old != new
+            assert "rename" in messages[0].content or "\n".join(old) in messages[2].content
     assert seen > 100
 
 

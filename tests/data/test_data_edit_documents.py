@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 
-from etude.base.edits import apply_edit
 from etude.data.chat import ChatCodec
 from etude.data.edit_documents import edit_document, states
 from etude.data.mixture import EditSource
@@ -16,7 +15,7 @@ FUNCTIONS = [
     "def total(items):\n    # the sum of items\n    out = 0\n    for item in items:\n        out += item\n    return out",
     "def first(names):\n    return names[0]",
 ]
-TOOLS = {"read": ("path",), "edit": ("path", "at", "text"), "finish": ("message",)}
+TOOLS = {"read": ("path",), "edit": ("path", "change"), "finish": ("message",)}
 
 
 def documents(count: int) -> list[tuple[str, str, str]]:
@@ -31,12 +30,14 @@ def documents(count: int) -> list[tuple[str, str, str]]:
 
 def test_states_are_the_shown_file_and_the_file_after_the_edits() -> None:
     for request, shown, edited in documents(300):
-        assert shown.startswith("def ")
-        assert (shown == edited) == request.startswith(("which", "what"))
-        if found := re.match(r"add (.*) after line (\d+)", request):
-            number = int(found[2])
-            assert edited.split("\n")[number].strip() == found[1]
-            assert apply_edit(edited, str(number + 1), "") == shown + "\n"
+        asked = request.startswith(("which", "what", "on which"))
+        assert asked or shown.startswith("def ")
+        assert (shown == edited) == asked
+        if found := re.match(r"in (\w+), add (.*) after (.*)", request):
+            before, after = shown.split("\n"), edited.rstrip("\n").split("\n")
+            number = next(i for i, line in enumerate(after) if before[i : i + 1] != [line])
+            assert [*before[:number], after[number], *before[number:]] == after
+            assert (after[number].strip(), after[number - 1].strip()) in ((found[2], found[3]), (found[3], found[3]))
 
 
 def test_a_repair_gives_back_a_function_that_was_there() -> None:

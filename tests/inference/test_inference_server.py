@@ -36,7 +36,7 @@ from etude.weights.store import Store
 
 VOCAB = 300
 MODEL: dict[str, Any] = {"vocab_size": VOCAB}
-TOOLS = {"read": ("path",), "edit": ("path", "at", "text")}
+TOOLS = {"read": ("path",), "edit": ("path", "change")}
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_tests_that_vanish_do_not_count_as_run(tmp_path: Path) -> None:
 def test_a_broken_reference_is_reported_not_raised() -> None:
     task = generate("train", 1, 0)[0]
     nowhere = Message(
-        role="assistant", calls=(ToolCall(name="edit", arguments={"path": "x.py", "at": "9", "text": "a"}),)
+        role="assistant", calls=(ToolCall(name="edit", arguments={"path": "x.py", "change": "no such line\n====\na"}),)
     )
     reports = asyncio.run(check_tasks([task.model_copy(update={"solution": (nowhere,)})], LocalPods(), verify))
     assert "cannot be replayed" in reports[0].problem

@@ -16,7 +16,7 @@ from etude.agents.chain import CUT_NOTE
 from etude.agents.scripted import asks_for_summary, say
 from etude.agents.spoil import spoil
 from etude.base.config import Config
-from etude.base.edits import apply_edit
+from etude.base.edits import apply_edit, split_change
 from etude.base.records import Message, Task, ToolCall
 
 _FAILED = re.compile(r"FAIL|Error\b|\bexit [1-9]")
@@ -90,7 +90,7 @@ class Demonstrator:
             self._slips = False
             call = self._slip(call)
         self._apply(self._files, call)
-        self._done.append(f"edit {call.arguments['at']}" if call.name == "edit" else call.name)
+        self._done.append(f"edit {call.arguments['path']}" if call.name == "edit" else call.name)
         return call
 
     def _slip(self, call: ToolCall) -> ToolCall:
@@ -151,7 +151,7 @@ class Demonstrator:
             self._plan_to_mend(failed)
 
     def _plan_to_mend(self, failed: bool) -> None:
-        """Take everything back and do it again, with the line numbers of the first read; perhaps with another slip."""
+        """Take everything back and do it again; perhaps with another slip."""
         if any(call.name == "edit" for call in self._plan) or self._files == self._goal:
             return  # the work is not finished anyway, or nothing is wrong with it
         if failed and self._rng.random() < self._config.give_up_rate:
@@ -171,31 +171,29 @@ class Demonstrator:
             return
         path = call.arguments["path"]
         try:
-            files[path] = apply_edit(files.get(path), call.arguments["at"], call.arguments.get("text", ""))
+            files[path] = apply_edit(files.get(path), call.arguments["change"])
         except ValueError:
             return
 
     # -------------------------------------------------------------------------------------------------- summary
 
     def _summary(self) -> Message:
-        """What was seen (the line that the next edit touches), done, and is next; all of it true."""
+        """What was seen (the line that the next edit quotes), done, and is next; all of it true."""
         following = self._plan[0] if self._plan else _call("finish", message="done")
         since = self._done[len(self._done) - self._done[::-1].index("reset") :] if "reset" in self._done else self._done
         deeds = [name for name in since if name.startswith("edit")][-3:]
         deeds += [name for name in self._done[-1:] if name.startswith("run")]
         parts = [f"done {', '.join(deeds or self._done[-1:]) or 'nothing'}"]
+        self._prepared = "read"
         if following.name == "edit":
-            path, at = following.arguments["path"], following.arguments["at"]
-            lines = self._files.get(path, "").split("\n")
-            number = int(re.split(r"\D", at)[0])
-            if 1 <= number <= len(lines):
-                parts.insert(0, f"seen {path}:{number}:{lines[number - 1]}")
-            parts.append(f"next edit {path} {at}")
+            path, (quoted, _) = following.arguments["path"], split_change(following.arguments["change"])
+            if len(quoted) == 1:
+                parts.insert(0, f"seen {path}\n{quoted[0]}")
+            if len(quoted) <= 1:
+                self._prepared = "edit"
+            parts.append(f"next edit {path}")
         else:
             parts.append(" ".join(("next", following.name, *following.arguments.values())))
-        edits = [call for call in self._plan if call.name == "edit"]
-        simple = len(edits) == 1 and following is edits[0] and "-" not in edits[0].arguments["at"]
-        self._prepared = "edit" if simple else "read"
         return Message(role="assistant", content="\n".join(parts))
 
     def _resume(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from etude.base.records import Message, Task
 
-SYSTEM_PROMPT = "coding agent. tools: list, read path, search text, edit path at text, reset, run, finish message"
+SYSTEM_PROMPT = "coding agent. tools: list, read path, search text, edit path old ==== new, reset, run, finish message"
 SUMMARY_REQUEST = "sum up: seen, done, next"
 MAX_PATHS = 4
 """Edited files named in the carried state."""

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
+from etude.base.edits import join_change, split_change
 from etude.base.records import ToolCall
 from etude.data.mutate import mutate_line
 
-_WRONG_LINE_SHARE = 0.2
-"""Of the slips, how many are a good line in the wrong place."""
+_MISQUOTE_SHARE = 0.15
+"""Of the slips, how many quote a line that is not there."""
 
 
 def spoil(edit: ToolCall, rng: random.Random) -> ToolCall | None:
-    """``edit`` with one slip: an operator, constant, name or word wrong in one line, or the next line hit. None if none fits."""
-    if rng.random() < _WRONG_LINE_SHARE:
-        return _wrong_line(edit, rng)
-    lines = edit.arguments.get("text", "").split("\n")
-    order = list(range(len(lines)))
-    rng.shuffle(order)
+    """``edit`` with one slip in a new line, or in a quoted one: an operator, constant, name or word wrong. None if none fits."""
+    old, new = split_change(edit.arguments["change"])
+    if old and rng.random() < _MISQUOTE_SHARE:
+        spoilt = _spoil_one(old, range(len(old)), rng)
+        change = spoilt and join_change(spoilt, new)
+    else:
+        spoilt = _spoil_one(new, [i for i, line in enumerate(new) if line not in old], rng)
+        change = spoilt and join_change(old, spoilt)
+    return edit.model_copy(update={"arguments": {**edit.arguments, "change": change}}) if change else None
+
+
+def _spoil_one(lines: Sequence[str], candidates: Sequence[int], rng: random.Random) -> list[str] | None:
+    """``lines`` with a slip in one of ``candidates``."""
+    order = rng.sample(candidates, len(candidates))
     for make in (mutate_line, _swap_words):
         for index in order:
             broken = make(lines[index], rng)
             if broken is not None and broken != lines[index]:
-                return _with(edit, text="\n".join([*lines[:index], broken, *lines[index + 1 :]]))
-    return _wrong_line(edit, rng)
-
-
-def _with(edit: ToolCall, **arguments: str) -> ToolCall:
-    return edit.model_copy(update={"arguments": {**edit.arguments, **arguments}})
-
-
-def _wrong_line(edit: ToolCall, rng: random.Random) -> ToolCall | None:
-    at = edit.arguments["at"]
-    number, plus = at.rstrip("+"), at.endswith("+")
-    if not number.isdigit() or number == "0":
-        return None
-    moved = int(number) + rng.choice((-1, 1))
-    return _with(edit, at=f"{max(moved, 0 if plus else 1)}{'+' if plus else ''}")
+                return [*lines[:index], broken, *lines[index + 1 :]]
+    return None
 
 
 def _swap_words(line: str, rng: random.Random) -> str | None:

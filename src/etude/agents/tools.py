@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from etude.base.edits import apply_edit
+from etude.base.edits import apply_edit, split_lines
 from etude.base.errors import PathEscape
 from etude.base.protocols import Pod
 from etude.base.records import Task, ToolCall
@@ -18,20 +18,19 @@ TOOL_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "list": (),
     "read": ("path",),
     "search": ("text",),
-    "edit": ("path", "at", "text"),
+    "edit": ("path", "change"),
     "reset": (),
     "run": ("command",),
     "finish": ("message",),
 }
 """Tool name -> argument names in wire order, as ``data.chat.ChatCodec`` wants them."""
 
-_REQUIRED: dict[str, tuple[str, ...]] = {"read": ("path",), "search": ("text",), "edit": ("path", "at")}
+_REQUIRED: dict[str, tuple[str, ...]] = {"read": ("path",), "search": ("text",), "edit": ("path", "change")}
 
 MAX_PATHS = 40
 MAX_READ_LINES = 60
 MAX_LINE_CHARS = 200
 MAX_MATCHES = 12
-MAX_EDIT_LINES = 3
 MAX_OUTPUT_CHARS = 400
 
 
@@ -74,15 +73,6 @@ def visible(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if not any(part.startswith(".") for part in path.split("/"))]
 
 
-def _lines(content: str) -> list[str]:
-    lines = content.split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
-
-
-def _numbered(lines: Sequence[str], first: int = 1) -> list[str]:
-    return [f"{number}:{line[:MAX_LINE_CHARS]}" for number, line in enumerate(lines, first)]
-
-
 def _capped(lines: Sequence[str], limit: int) -> str:
     note = [f"... {len(lines) - limit} more"] if len(lines) > limit else []
     return "\n".join([*lines[:limit], *note])
@@ -96,35 +86,32 @@ async def _read(bench: Workbench, arguments: dict[str, str]) -> str:
     content = await bench.pod.read(arguments["path"])
     if content is None:
         return f"error: no file {arguments['path']}"
-    return _capped(_numbered(_lines(content)), MAX_READ_LINES) or "empty"
+    return _capped([line[:MAX_LINE_CHARS] for line in split_lines(content)], MAX_READ_LINES) or "empty"
 
 
 async def _search(bench: Workbench, arguments: dict[str, str]) -> str:
     found: list[str] = []
     for path in visible(await bench.pod.list()):
-        lines = _numbered(_lines(await bench.pod.read(path) or ""))
-        found += [f"{path}:{line}" for line in lines if arguments["text"] in line.partition(":")[2]]
+        lines = [line[:MAX_LINE_CHARS] for line in split_lines(await bench.pod.read(path) or "")]
+        found += [f"{path}:{number}:{line}" for number, line in enumerate(lines, 1) if arguments["text"] in line]
     return _capped(found, MAX_MATCHES) or "nothing"
 
 
 async def _edit(bench: Workbench, arguments: dict[str, str]) -> str:
-    """Apply the edit and show the lines it made, so that the model sees the new state and its numbers."""
-    path, at, text = arguments["path"], arguments["at"].strip(), arguments.get("text", "")
+    path = arguments["path"]
     before = await bench.pod.read(path)
     try:
-        content = apply_edit(before, at, text)
+        content = apply_edit(before, arguments["change"])
     except ValueError as error:
         bench.events.append("failed_edit")
         return f"error: {error}"
     await bench.pod.write({path: content})
     bench.originals.setdefault(path, before)
-    first = int(at[:-1]) + 1 if at.endswith("+") else int(at.partition("-")[0])
-    made = _numbered(text.split("\n"), first) if text else []
-    return "\n".join(["ok", *made[:MAX_EDIT_LINES]])
+    return "ok"
 
 
 async def _reset(bench: Workbench, arguments: dict[str, str]) -> str:
-    """Take back all edits, so that line numbers are again those of the first read."""
+    """Take back all edits, so that the files are again as they were read first."""
     if not bench.originals:
         return "nothing to reset"
     await bench.pod.write({path: content for path, content in bench.originals.items() if content is not None})

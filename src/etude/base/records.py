@@ -61,7 +61,7 @@ WireArray = Annotated[
 class ToolCall(Record):
     """One call of a tool, as the model wrote it and the codec parsed it.
 
-    Example: ``ToolCall(name="edit", arguments={"path": "lib.py", "at": "3", "text": "    return a + b"})``.
+    Example: ``ToolCall(name="edit", arguments={"path": "lib.py", "change": "    return a - b\\n====\\n    return a + b"})``.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Edit documents made from real functions: the same view, edit and question forms that the harness uses.
 
 Bases of today see commits and issues beside plain files; these documents are the small, offline form of that. Each takes
-one to three real functions, shows them with line numbers as the ``read`` tool does, and asks for a change that is known by
-construction: a mutated line put right, a word of a line replaced, a name replaced everywhere, a line taken out put back, a
-docstring added, a function written from its comment, or a question about the text.
+one to three real functions, shows them as the ``read`` tool does, and asks for a change that is known by construction: a
+mutated line put right, a word of a line replaced, a name replaced everywhere, a line taken out put back, a docstring added, a
+body replaced, a function written from its comment, or a question about the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-from etude.base.edits import apply_edit
+from etude.base.edits import apply_edit, change_lines
 from etude.base.records import Message, ToolCall
 from etude.data.mutate import KEYWORDS, mutate_line
 
@@ -54,38 +54,38 @@ def edit_document(functions: Sequence[str], rng: random.Random) -> list[Message]
     lines = "\n\n".join(functions).split("\n")
     name = rng.choice(_FILES)
     makers: list[Callable[[list[str], str, random.Random], list[Message] | None]] = [
-        *(_repair, _repair, _swap, _swap, _write, _write, _comment, _comment),
-        *(_question, _question, _rename, _restore, _new_line),
+        *(_repair, _repair, _repair, _swap, _swap, _write, _write, _comment, _comment),
+        *(_question, _where, _rename, _restore, _new_line, _new_body),
     ]
     return rng.choice(makers)(lines, name, rng)
 
 
-def numbered(lines: Sequence[str]) -> str:
-    """The view of the ``read`` tool: ``7:    return total``."""
-    return "\n".join(f"{number}:{line}" for number, line in enumerate(lines, 1))
-
-
 def states(messages: Sequence[Message]) -> list[str]:
     """The file of an edit document as it was shown, and after its edits."""
-    shown = "\n".join(
-        line.partition(":")[2] for message in messages if message.role == "tool" for line in message.content.split("\n")
-    )
+    shown = "\n".join(message.content for message in messages if message.role == "tool")
     edited = shown
     for call in (call for message in messages for call in message.calls if call.name == "edit"):
-        edited = apply_edit(edited, call.arguments["at"], call.arguments["text"])
+        edited = apply_edit(edited, call.arguments["change"])
     return [shown, edited]
 
 
 def _view(lines: Sequence[str], name: str, request: str, *answer: ToolCall) -> list[Message]:
     """Request, the read of the file, then one assistant message a call."""
-    read = Message(role="assistant", calls=(ToolCall(name="read", arguments={"path": name}),))
-    shown = Message(role="tool", content=numbered(lines))
-    answers = [Message(role="assistant", calls=(call,)) for call in answer]
-    return [Message(role="user", content=request), read, shown, *answers]
+    return _seen(request, ToolCall(name="read", arguments={"path": name}), "\n".join(lines), *answer)
 
 
-def _edit(name: str, at: str, text: str) -> ToolCall:
-    return ToolCall(name="edit", arguments={"path": name, "at": at, "text": text})
+def _seen(request: str, look: ToolCall, shown: str, *answer: ToolCall) -> list[Message]:
+    calls = [Message(role="assistant", calls=(call,)) for call in (look, *answer)]
+    return [Message(role="user", content=request), calls[0], Message(role="tool", content=shown), *calls[1:]]
+
+
+def _edit(name: str, lines: Sequence[str], first: int, last: int, new: Sequence[str]) -> ToolCall:
+    """``new`` in place of ``lines[first:last]``."""
+    return ToolCall(name="edit", arguments={"path": name, "change": change_lines(lines, first, last, new)})
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _code_lines(lines: Sequence[str]) -> list[int]:
@@ -113,9 +113,11 @@ def _repair(lines: list[str], name: str, rng: random.Random) -> list[Message] | 
         wish = lines[comment].strip()
         if wish.startswith("# ") and rng.random() < 0.5:  # the request says what the comment would have said
             requests = [f"{where} is wrong: it should be {wish[2:]}", f"fix {where}: it should return {wish[2:]}"]
-            shown, index = [*shown[:comment], *shown[comment + 1 :]], index - 1
-            return _view(shown, name, rng.choice(requests), _edit(name, str(index + 1), lines[index + 1]))
-        return _view(shown, name, rng.choice(requests), _edit(name, str(index + 1), lines[index]))
+            shown = [*shown[:comment], *shown[comment + 1 :]]
+            edit = _edit(name, shown, index - 1, index, [lines[index]])
+        else:
+            edit = _edit(name, shown, index, index + 1, [lines[index]])
+        return _view(shown, name, rng.choice(requests), edit)
     return None
 
 
@@ -134,7 +136,7 @@ def _swap(lines: list[str], name: str, rng: random.Random) -> list[Message] | No
     text = re.sub(rf"\b{old}\b", new, lines[index])
     wish = rng.choice((f"use {new} instead of {old}", f"{new} instead of {old}", f"replace {old} by {new}"))
     request = rng.choice((f"change {where} in {name}: {wish}", f"{where} in {name}: {wish}"))
-    return _view(lines, name, request, _edit(name, str(index + 1), text))
+    return _view(lines, name, request, _edit(name, lines, index, index + 1, [text]))
 
 
 def _write(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
@@ -147,8 +149,7 @@ def _write(lines: list[str], name: str, rng: random.Random) -> list[Message] | N
     shown = "\n\n".join("\n".join(block) for block in blocks if block is not wanted).split("\n")
     head, wish = wanted[0].removeprefix("def ").removesuffix(":"), wanted[1].strip(" #")
     request = rng.choice((f"add {head} to {name}: {wish}", f"{name} needs a function {head}: {wish}"))
-    text = "\n".join(["", wanted[0], *wanted[2:]])
-    return _view(shown, name, request, _edit(name, f"{len(shown)}+", text))
+    return _view(shown, name, request, _edit(name, shown, len(shown), len(shown), ["", wanted[0], *wanted[2:]]))
 
 
 def _rename(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
@@ -161,18 +162,23 @@ def _rename(lines: list[str], name: str, rng: random.Random) -> list[Message] | 
     new = rng.choice((other + "_" + old, "new_" + old, old + "s", rng.choice(words)))
     if new in uses:
         return None
-    calls = [_edit(name, str(i + 1), re.sub(rf"\b{old}\b", new, lines[i])) for i in uses[old]]
-    return _view(lines, name, rng.choice((f"rename {old} to {new} in {name}", f"call {old} {new} instead")), *calls)
+    request, now, calls = rng.choice((f"rename {old} to {new} in {name}", f"call {old} {new} instead")), list(lines), []
+    for i in uses[old]:
+        text = re.sub(rf"\b{old}\b", new, now[i])
+        calls.append(_edit(name, now, i, i + 1, [text]))
+        now[i] = text
+    return _view(lines, name, request, *calls)
 
 
 def _restore(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
-    candidates = [i for i in _code_lines(lines) if i > 0 and len(lines[i].strip()) < 40]
+    candidates = [i for i in _code_lines(lines) if i > 0 and max(len(lines[i].strip()), len(lines[i - 1].strip())) < 40]
     if not candidates:
         return None
     index = rng.choice(candidates)
     shown = [*lines[:index], *lines[index + 1 :]]
-    request = f"add {lines[index].strip()} after line {index} of {name}"
-    return _view(shown, name, request, _edit(name, f"{index}+", lines[index]))
+    where = _function_of(lines, index)
+    request = f"in {where}, add {lines[index].strip()} after {lines[index - 1].strip()}"
+    return _view(shown, name, request, _edit(name, shown, index, index, [lines[index]]))
 
 
 def _new_line(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
@@ -180,9 +186,22 @@ def _new_line(lines: list[str], name: str, rng: random.Random) -> list[Message] 
     if len(candidates) < 2:
         return None
     index, source = rng.sample(candidates, 2)
-    indent = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
-    text = indent + lines[source].strip()
-    return _view(lines, name, f"set line {index + 1} of {name} to {text.strip()}", _edit(name, str(index + 1), text))
+    text = lines[source].strip()
+    where, edit = _function_of(lines, index), _edit(name, lines, index, index + 1, [_indent(lines[index]) + text])
+    return _view(lines, name, f"in {where}, {text} instead of {lines[index].strip()}", edit)
+
+
+def _new_body(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
+    """All of a function below its head gives way to one line."""
+    heads = [i for i, line in enumerate(lines) if _DEF.match(line) and line.rstrip().endswith(":")]
+    ends = {i: next((j for j in range(i, len(lines)) if not lines[j].strip()), len(lines)) for i in heads}
+    heads = [i for i in heads if 2 <= ends[i] - i - 1 <= 6]
+    if not heads:
+        return None
+    head = rng.choice(heads)
+    where, text = _function_of(lines, head), lines[rng.choice(_code_lines(lines) or [head])].strip()
+    edit = _edit(name, lines, head + 1, ends[head], [f"    {text}"])
+    return _view(lines, name, rng.choice((f"{where} in {name} should only {text}", f"just {text} in {where}")), edit)
 
 
 def _comment(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
@@ -192,10 +211,8 @@ def _comment(lines: list[str], name: str, rng: random.Random) -> list[Message] |
         return None
     index = rng.choice(heads)
     text = " ".join(rng.choice(words) for _ in range(rng.randint(2, 4)))
-    indent = lines[index][: len(lines[index]) - len(lines[index].lstrip())] + "    "
-    where = _function_of(lines, index)
-    request = f'add the docstring "{text}" to {where} in {name}'
-    return _view(lines, name, request, _edit(name, f"{index + 1}+", f'{indent}"""{text}"""'))
+    edit = _edit(name, lines, index + 1, index + 1, [f'{_indent(lines[index])}    """{text}"""'])
+    return _view(lines, name, f'add the docstring "{text}" to {_function_of(lines, index)} in {name}', edit)
 
 
 def _question(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
@@ -213,11 +230,25 @@ def _question(lines: list[str], name: str, rng: random.Random) -> list[Message] 
     question, answer = rng.choice(
         (
             (f"which function of {name} uses {word}?", where),
-            (f"which line of {name} has {word}?", str(index + 1)),
-            (
-                f"what follows {word} on line {index + 1} of {name}?",
-                lines[index].split(word, 1)[1].strip() or "nothing",
-            ),
+            (f"what follows {word} in {name}?", lines[index].split(word, 1)[1].strip() or "nothing"),
         )
     )
-    return _view(lines, name, question, ToolCall(name="finish", arguments={"message": answer}))
+    return _view(lines, name, question, _finish(answer))
+
+
+def _where(lines: list[str], name: str, rng: random.Random) -> list[Message] | None:
+    """A question that one search answers."""
+    words = sorted({w for line in lines for w in _NAMES.findall(line) if w not in _KEYWORDS and len(w) > 2})
+    if not words:
+        return None
+    word = rng.choice(words)
+    index = next(i for i, line in enumerate(lines) if word in line)
+    number = index + rng.randint(1, 40)
+    requests = (f"on which line of {name} is {word}?", f"which file has {word}?")
+    request, answer = rng.choice(list(zip(requests, (str(number), name), strict=True)))
+    look = ToolCall(name="search", arguments={"text": word})
+    return _seen(request, look, f"{name}:{number}:{lines[index]}", _finish(answer))
+
+
+def _finish(answer: str) -> ToolCall:
+    return ToolCall(name="finish", arguments={"message": answer})

@@ -67,7 +67,7 @@ def replay(files: Mapping[str, str], messages: Sequence[Message]) -> tuple[dict[
     for call in (call for turn in messages for call in turn.calls):
         if call.name == "edit":
             path = call.arguments.get("path", "")
-            after[path] = apply_edit(after.get(path), call.arguments.get("at", ""), call.arguments.get("text", ""))
+            after[path] = apply_edit(after.get(path), call.arguments.get("change", ""))
             edited = True
         elif call.name == "finish":
             final = call.arguments.get("message", "")

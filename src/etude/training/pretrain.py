@@ -19,7 +19,7 @@ from etude.base.config import Config
 from etude.base.telemetry import RunDirectory
 from etude.data.chat import ChatCodec
 from etude.data.corpus import SourceFile, default_roots, functions, source_files
-from etude.data.edit_documents import edit_document, numbered
+from etude.data.edit_documents import edit_document
 from etude.data.mixture import CodeSource, EditSource, Source, TextSource, mixture
 from etude.data.packing import PackedBatch
 from etude.data.tokenizer import EOS, PAD, load_tokenizer, save_tokenizer, token_id, train_tokenizer
@@ -193,11 +193,11 @@ def _held_out(
 def _tokenizer_texts(
     files: Sequence[SourceFile], snippets: Sequence[str], tools: Mapping[str, tuple[str, ...]], seed: int
 ) -> list[str]:
-    """What the BPE is trained on: code, functions as they stand and numbered, and the words of edit documents."""
+    """What the BPE is trained on: code, functions, and the words of edit documents."""
     rng = random.Random(seed)
     texts = [file.text[:3000] for file in rng.sample(list(files), min(800, len(files)))]
     chosen = rng.sample(list(snippets), min(4000, len(snippets)))
-    texts += chosen + [numbered(snippet.split("\n")) for snippet in chosen]
+    texts += chosen
     for _ in range(6000):
         messages = edit_document([rng.choice(chosen)], rng)
         for message in messages or ():

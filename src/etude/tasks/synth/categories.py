@@ -6,6 +6,7 @@ A maker returns None when the drawn repository does not lend itself to a checkab
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from etude.base.records import Category, Message, MutantsVerifier, TestsVerifier
 from etude.tasks.synth.draft import Draft, Maker
@@ -19,6 +20,7 @@ from etude.tasks.synth.repository import (
     call,
     caller_of,
     cases,
+    edit,
     equals,
     line_number,
     module_text,
@@ -33,11 +35,9 @@ def _tests(path: str, text: str) -> TestsVerifier:
     return TestsVerifier(command=TEST_COMMAND, files={path: text, RUNNER_PATH: runner()})
 
 
-def _edit_run_finish(repository: Repository, at: str, text: str, message: str) -> list[Message]:
-    """Read, one edit, run, finish."""
-    path = repository.path
-    edit = call("edit", path=path, at=at, text=text)
-    return [call("read", path=path), edit, call("run"), call("finish", message=message)]
+def _solution(path: str, edits: Sequence[Message], message: str) -> list[Message]:
+    """Read, edit, run, finish."""
+    return [call("read", path=path), *edits, call("run"), call("finish", message=message)]
 
 
 def debugging(rng: random.Random, repository: Repository) -> Draft | None:
@@ -63,11 +63,11 @@ def debugging(rng: random.Random, repository: Repository) -> Draft | None:
             f"{name} is wrong: it should return {function.intention}",
         )
     )
-    at = str(line_number(text, wrong, line_number(text, function.head)))
+    at = line_number(text, wrong, line_number(text, function.head))
     return Draft(
         instruction,
         {path: text, repository.test_path: tests_text(repository.module, visible)},
-        _edit_run_finish(repository, at, good, f"fixed {name}"),
+        _solution(path, [edit(path, text, at, at, [good])], f"fixed {name}"),
         _tests(repository.test_path, tests_text(repository.module, visible + cases(function, hidden))),
         f"debugging:{function.instance}:{line}:{function.fill(bug).strip()}",
     )
@@ -86,12 +86,12 @@ def new_feature(rng: random.Random, repository: Repository) -> Draft | None:
             f"{path} needs a function {function.signature} that returns {function.intention}",
         )
     )
-    end = str(text.count("\n")) + "+"
+    end = text.count("\n")
     hidden_text = tests_text(repository.module, visible + cases(function, hidden) + other_cases(repository, rng))
     return Draft(
         instruction,
         {path: text, repository.test_path: tests_text(repository.module, visible)},
-        _edit_run_finish(repository, end, "\n" + "\n".join(function.source()), f"added {function.name}"),
+        _solution(path, [edit(path, text, end + 1, end, ["", *function.source()])], f"added {function.name}"),
         _tests(repository.test_path, hidden_text),
         f"new_feature:{function.instance}",
     )
@@ -107,12 +107,12 @@ def iterate(rng: random.Random, repository: Repository) -> Draft | None:
     text = module_text(repository.sources(rng))
     name, path, wish = function.name, repository.path, function.fill(wish)
     instruction = rng.choice((f"{name} in {path}: {wish}", f"change {name} in {path}: {wish}", f"in {name}, {wish}"))
-    at = str(line_number(text, old, line_number(text, function.head)))
+    at = line_number(text, old, line_number(text, function.head))
     visible = cases(function, shown)
     return Draft(
         instruction,
         {path: text, repository.test_path: tests_text(repository.module, visible)},
-        _edit_run_finish(repository, at, wanted[line + 1], f"changed {name}"),
+        _solution(path, [edit(path, text, at, at, [wanted[line + 1]])], f"changed {name}"),
         _tests(repository.test_path, tests_text(repository.module, visible + cases(function, hidden))),
         f"iterate:{function.instance}:{line}:{function.fill(new).strip()}",
     )
@@ -141,16 +141,16 @@ def refactor(rng: random.Random, repository: Repository) -> Draft | None:
         (f"rename {function.name} to {new} in {path}", f"call {function.name} {new} instead, in {path}")
     )
     head, use = line_number(text, function.head), line_number(text, caller[1])
-    solution = [
-        call("read", path=path),
-        call("edit", path=path, at=str(head), text=renamed.head),
-        call("edit", path=path, at=str(use), text=f"    return {new}({arguments})"),
-        call("run"),
-        call("finish", message=f"renamed {function.name} to {new}"),
+    edits = [
+        edit(path, text, head, head, [renamed.head]),
+        edit(path, text, use, use, [f"    return {new}({arguments})"]),
     ]
-    files = {path: text, repository.test_path: tests}
     return Draft(
-        instruction, files, solution, _tests(repository.test_path, tests), f"refactor:{function.instance}:{new}"
+        instruction,
+        {path: text, repository.test_path: tests},
+        _solution(path, edits, f"renamed {function.name} to {new}"),
+        _tests(repository.test_path, tests),
+        f"refactor:{function.instance}:{new}",
     )
 
 
@@ -185,10 +185,9 @@ def testing(rng: random.Random, repository: Repository) -> Draft | None:
             f"test that {example} in {path} is {shown[0][1]!r}, in {test_path}",
         )
     )
-    body = f"from {repository.module} import {function.name}\n\n\ndef test_{function.name}():\n"
-    body += f"    assert {equals(function, shown[0])}"
+    head = [f"from {repository.module} import {function.name}", "", "", f"def test_{function.name}():"]
     solution = [
-        call("edit", path=test_path, at="0+", text=body),
+        edit(test_path, "", 1, 0, [*head, f"    assert {equals(function, shown[0])}"]),
         call("run"),
         call("finish", message=f"tested {function.name}"),
     ]
@@ -210,11 +209,11 @@ def documentation(rng: random.Random, repository: Repository) -> Draft | None:
     instruction = rng.choice(
         (f"add the docstring '{wanted}' to {function.name} in {path}", f"document {function.name} in {path}: {wanted}")
     )
-    at = f"{line_number(text, function.head)}+"
+    head = line_number(text, function.head)
     return Draft(
         instruction,
         {path: text, repository.test_path: tests},
-        _edit_run_finish(repository, at, f'    """{wanted}"""', f"documented {function.name}"),
+        _solution(path, [edit(path, text, head + 1, head, [f'    """{wanted}"""'])], f"documented {function.name}"),
         _tests(repository.test_path, tests),
         f"documentation:{function.instance}",
     )
@@ -239,11 +238,11 @@ def optimise(rng: random.Random, repository: Repository) -> Draft | None:
     instruction = rng.choice(
         (f"{name} in {path} needs no loop, use a builtin", f"make {name} in {path} faster with a builtin, no loop")
     )
-    at, text_new = f"{head + 1}-{head + len(function.body)}", "    " + function.fill(function.template.simple)
+    simple = edit(path, text, head + 1, head + len(function.body), ["    " + function.fill(function.template.simple)])
     return Draft(
         instruction,
         {path: text, repository.test_path: tests},
-        _edit_run_finish(repository, at, text_new, f"simplified {name}"),
+        _solution(path, [simple], f"simplified {name}"),
         _tests(repository.test_path, tests),
         f"optimise:{function.instance}",
     )

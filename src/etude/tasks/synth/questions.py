@@ -34,7 +34,7 @@ def _which_line(rng: random.Random, repository: Repository) -> Draft | None:
     files = {path: module_text(repository.sources(rng))}
     text = f"on which line of {path} does {function.name} start?"
     answer = str(line_number(files[path], function.head))
-    return _question(text, files, call("read", path=path), answer, function.instance)
+    return _question(text, files, call("search", text=f"def {function.name}"), answer, function.instance)
 
 
 def _first_argument(rng: random.Random, repository: Repository) -> Draft | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from etude.base.edits import change_lines, split_lines
 from etude.base.records import Message, ToolCall
 from etude.tasks.synth.functions import Example, Function, call_text, draw_function, examples
 from etude.tasks.synth.library import MODULES, Template
@@ -97,6 +98,11 @@ def other_cases(repository: Repository, rng: random.Random) -> list[tuple[str, s
     for function in repository.others[:1]:
         return cases(function, examples(function, function.source(), rng, 1) or [])
     return []
+
+
+def edit(path: str, text: str, first: int, last: int, new: Sequence[str]) -> Message:
+    """The edit that puts ``new`` in place of lines ``first`` to ``last`` (from 1) of ``text``; with ``last = first - 1`` an insertion."""
+    return call("edit", path=path, change=change_lines(split_lines(text), first - 1, last, new))
 
 
 def call(name: str, **arguments: str) -> Message:
