@@ -22,11 +22,12 @@ check: lint test
 
 install: $(VENV)/.installed
 
-# Trains again, from nothing, the base model that ships in src/etude/assets/base (about 100 minutes on one core).
+# Trains again, from nothing, the base model that ships in src/etude/assets/base (about three hours on two cores).
 base: $(VENV)/.installed
 	$(BIN)/etude pretrain recipes/base.toml --run runs/base
 	$(BIN)/etude pretrain recipes/base2.toml --run runs/base2
-	cp runs/base2/stages/pretrain/* src/etude/assets/base/
+	$(BIN)/etude pretrain recipes/base2.toml --run runs/base3 init=runs/base2/stages/pretrain seed=1 stage.max_seconds=3000
+	cp runs/base3/stages/pretrain/* src/etude/assets/base/
 
 # torch comes first and alone: its CPU wheels live in an index of their own, PyPI's pull several gigabytes of CUDA.
 $(VENV)/.torch: constraints.txt

@@ -11,7 +11,7 @@ from etude.data.tokenizer import train_tokenizer
 TEXTS = [
     "def total(items):\n    return sum(items)\n",
     "1:def f(a, b):\n2:    return a + b\n3:    for item in items:\n4:        result += item\n",
-    "coding agent. tools: list, read path, search text, edit path at text, run, finish message",
+    "coding agent. tools: list, read path, search text, edit path old ==== new, reset, run, finish message",
     "sum up: seen, done, next edit, next run; summary 1, turn 3: edited: lib.py, test_lib.py",
     "read\nlib.py edit\nlib.py\n3+ finish\nfixed total FAIL test_total: total(1, 2) == 3 got -1 1 failed 2 passed",
 ] * 20

@@ -1,7 +1,7 @@
 """Byte-level BPE for code with the special tokens of the chat format, saved as Hugging Face files.
 
 The vocabulary is small on purpose: on a laptop the output head is a large share of a tiny model's arithmetic.
-Digits stand alone, so that line numbers and constants are learnt digit by digit.
+Digits stand alone, so that constants are learnt digit by digit.
 """
 
 from __future__ import annotations
