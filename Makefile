@@ -1,13 +1,14 @@
 # The only set-up: `make quickstart` and `make test` make .venv when it is missing. Needs Python >= 3.11, git, a C compiler.
+# `make quickstart ARGS="seed=1 rl.steps=60"` changes keys of the recipe.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test lint check base install clean
+.PHONY: quickstart test lint check bench base install clean
 
 quickstart: $(VENV)/.installed
-	$(BIN)/etude quickstart
+	$(BIN)/etude quickstart $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
@@ -19,6 +20,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 check: lint test
+
+# Etude beside a peer, as ratios; prints, asserts nothing.
+bench: $(VENV)/.installed-dev
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 install: $(VENV)/.installed
 

@@ -120,7 +120,7 @@ def sweep(name: str, model: DeepseekModel, batches: Sequence[RLBatch]) -> None:
         for batch in batches:
             routing = ReplayRouting(batch.experts.flatten(0, 1), alpha)
             scores = sampled_scores(model, batch, routing)
-            gaps.append((scores.logprobs - batch.behaviour[:, 1:][batch.sampled[:, 1:]]).abs())
+            gaps.append((scores.logprobs - batch.sampled.behaviour).abs())
             kept, known = kept + routing.num_kept, known + routing.num_known
         gap = torch.cat(gaps).double()
         row = {"mean": float(gap.mean()), "p99": float(gap.quantile(0.99)), "kept": kept / known, "tokens": len(gap)}

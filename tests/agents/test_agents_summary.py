@@ -33,7 +33,9 @@ def run(codec: ChatCodec, sampler: TokenSampler, config: HarnessConfig, lines: i
 def narrow(codec: ChatCodec, extra: int, **changes: int) -> HarnessConfig:
     """A budget that the opening of the task and ``extra`` tokens fill so far that the next completion does not fit."""
     opening = len(
-        codec.encode("coding agent. tools: list, read path, search text, edit path old ==== new, reset, run, finish message")
+        codec.encode(
+            "coding agent. tools: list, read path, search text, edit path old ==== new, reset, run, finish message"
+        )
     )
     opening += len(codec.encode("fix total in lib.py")) + 4
     return HarnessConfig(**{"context_budget": opening + extra + 32, "max_completion": 32, "max_summary": 24, **changes})

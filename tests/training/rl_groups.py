@@ -26,10 +26,17 @@ def model(seed: int = 0, config: ModelConfig = CONFIG) -> DeepseekModel:
 
 
 @torch.no_grad()
-def segment(made: DeepseekModel, rng: np.random.Generator, version: int = 0, end: str = "stop") -> Segment:
-    """A random segment with the logprobs and experts that ``made`` gives it, of 6 to 13 tokens."""
-    size = int(rng.integers(6, 14))
+def segment(
+    made: DeepseekModel,
+    rng: np.random.Generator,
+    version: int = 0,
+    end: str = "stop",
+    opening: tuple[int, ...] = (),
+) -> Segment:
+    """A random segment with the logprobs and experts that ``made`` gives it: ``opening``, then 6 to 13 tokens."""
+    size = len(opening) + int(rng.integers(6, 14))
     tokens = rng.integers(0, 37, size).astype(np.int32)
+    tokens[: len(opening)] = opening
     sampled = rng.random(size) < 0.5
     sampled[0], sampled[-1] = False, True
     out = made(torch.from_numpy(tokens.astype(np.int64))[None])
@@ -50,6 +57,7 @@ def group(
     segments: int = 1,
     advantages: tuple[float, ...] = (0.5, -0.5),
     ends: tuple[str, ...] = (),
+    opening: tuple[int, ...] = (),
 ) -> RolloutGroup:
     """Chains of random segments; all but the last end in a summary, the last as ``ends`` says (default stop)."""
     rng = np.random.default_rng(seed)
@@ -57,7 +65,9 @@ def group(
         Rollout(
             id=f"r{seed}-{i}", task_id=f"t{seed}", category=Category.DEBUGGING, turns=(), effort=Effort(),
             segments=tuple(
-                segment(made, rng, end="summary" if number < segments - 1 else ends[i] if ends else "stop")
+                segment(
+                    made, rng, end="summary" if number < segments - 1 else ends[i] if ends else "stop", opening=opening
+                )
                 for number in range(segments)
             ),
             outcome=Outcome.COMPLETED,

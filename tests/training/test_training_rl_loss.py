@@ -1,7 +1,7 @@
 """Promises of the whole RL loss.
 
 1. Its gradient equals finite differences, for every algorithm and KL estimator, with stale samples and a reference.
-2. How segments are packed does not matter, nor whether activations are recomputed.
+2. How segments are packed does not matter, nor whether they share prefixes, nor whether activations are recomputed.
 3. The chain's advantage reaches every sampled token of every segment of the chain, summaries included, and no other token.
 4. Overlong masking is off by default and leaves out what a limit cut short.
 """
@@ -104,7 +104,7 @@ def test_gradient_equals_finite_differences(algorithm: str, estimator: str) -> N
     with torch.no_grad():
         for parameter in made.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
-    groups = [group(sampler, 1, segments=2), group(sampler, 2, segments=2)]
+    groups = [group(sampler, 1, segments=2, opening=(3, 1, 4, 1, 5)), group(sampler, 2, segments=2)]
     settings = config(algorithm=algorithm, kl_estimator=estimator)
     for batch in packed(groups):
         weights = batch_loss(made, reference, batch, settings, 4).policy.weights
@@ -125,17 +125,34 @@ def test_gradient_equals_finite_differences(algorithm: str, estimator: str) -> N
         assert (values[0] - values[1]) / (2 * reach) == pytest.approx(norm, rel=0.02), name
 
 
-def test_packing_does_not_matter() -> None:
+def test_neither_packing_nor_sharing_matters() -> None:
+    """Row length 1 leaves every segment alone in its row."""
     made = model()
-    groups = [group(made, seed, segments=2) for seed in range(4)]
-    gradients = []
-    for row_length in (1, 16, 200):
+    groups = [group(made, seed, segments=2, opening=(3, 1, 4, 1, 5, 9, 2)) for seed in range(4)]
+    gradients, positions, in_segments = [], [], []
+    for row_length in (1, 24, 200):
         made.zero_grad(set_to_none=True)
-        for batch in packed(groups, row_length):
+        batches = packed(groups, row_length)
+        for batch in batches:
             batch_loss(made, None, batch, config(), 8).policy.loss.backward()
         gradients.append(torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None]))
+        positions.append(sum(batch.num_positions for batch in batches))
+        in_segments.append(sum(batch.num_segment_tokens for batch in batches))
     assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
     assert torch.allclose(gradients[0], gradients[2], atol=1e-6)
+    assert positions[0] == in_segments[0] == in_segments[2] > positions[1] > positions[2]
+    assert positions[2] <= in_segments[2] - 4 * 3 * 7, "four segments a group compute their opening once"
+
+
+def test_a_prefix_with_other_experts_is_not_shared() -> None:
+    made = model()
+    same = group(made, 1, opening=(3, 1, 4, 1, 5))
+    first, second = same.rollouts
+    other = np.array(second.segments[0].experts)
+    other[2] = (other[2] + 1) % 4
+    moved = second.model_copy(update={"segments": (second.segments[0].model_copy(update={"experts": other}),)})
+    (shared,), (split,) = packed([same], 200), packed([same.model_copy(update={"rollouts": (first, moved)})], 200)
+    assert split.num_positions == shared.num_positions + 3, "positions 2, 3 and 4 are computed twice"
 
 
 class _Recomputed:
@@ -178,30 +195,26 @@ def test_replayed_routing_is_the_same_when_activations_are_recomputed(alpha: flo
 
 def test_credit_reaches_all_sampled_tokens_of_the_chain_and_no_other() -> None:
     made = model()
-    chain = group(made, 5, segments=3, advantages=(0.75, -0.25, 0.0))
+    chain = group(made, 5, segments=3, advantages=(0.75, -0.25, 0.0), opening=(3, 1, 4))
     assert [s.end for s in chain.rollouts[0].segments] == ["summary", "summary", "stop"]
     (batch,) = packed([chain], 500)
-    found = []
-    for row in range(len(batch.tokens)):
-        for document in range(int(batch.documents[row].max()) + 1):
-            at = batch.documents[row] == document
-            found.append((batch.tokens[row, at].tolist(), batch.sampled[row, at].tolist()))
-            credit = batch.advantages[row, at][batch.sampled[row, at]].unique()
-            owner = [
-                (advantage, rollout.sampled_tokens)
-                for rollout, advantage in zip(chain.rollouts, chain.advantages, strict=True)
-                for segment in rollout.segments
-                if segment.tokens.tolist() == found[-1][0]
-            ]
-            assert [(float(credit), int(batch.chain_tokens[row, at].unique()))] == owner
-    expected = [(s.tokens.tolist(), s.sampled.tolist()) for r in chain.rollouts[:2] for s in r.segments]
+    sampled, found = batch.sampled, []
+    for number in sampled.segments.unique():
+        of = sampled.segments == number
+        credit, tokens = sampled.advantages[of].unique(), sampled.chain_tokens[of].unique()
+        found.append((sampled.tokens[of].tolist(), float(credit), int(tokens)))
+    expected = [
+        (s.tokens[s.sampled].tolist(), advantage, rollout.sampled_tokens)
+        for rollout, advantage in zip(chain.rollouts[:2], chain.advantages, strict=False)
+        for s in rollout.segments
+    ]
     assert sorted(found) == sorted(expected), "a chain without advantage trains nothing"
 
 
 def test_the_gradient_of_a_token_is_its_chains_advantage_and_of_an_unsampled_one_nothing() -> None:
-    """d loss / d logits [t] = -A / (constant * chains) * (onehot - softmax) at sampled tokens, summaries too; else 0."""
+    """d loss / d logits = -A / (constant * chains) * (onehot - softmax), summed over what a position predicts."""
     made = model()
-    chain = group(made, 6, segments=3, advantages=(1.0, -0.5))
+    chain = group(made, 6, segments=3, advantages=(1.0, -0.5), opening=(3, 1, 4))
     reached = 0
     for batch in packed([chain], 500):
         out = made(
@@ -209,16 +222,18 @@ def test_the_gradient_of_a_token_is_its_chains_advantage_and_of_an_unsampled_one
             routing=ReplayRouting(batch.experts.flatten(0, 1), 0.0),
         )  # fmt: skip
         logits = made.logits(out.hidden).detach().requires_grad_(True)
-        hidden = _Fixed(made, logits)
-        batch_loss(hidden, None, batch, config(truncation=100.0), 2).policy.loss.backward()  # type: ignore[arg-type]
+        batch_loss(_Fixed(made, logits), None, batch, config(truncation=100.0), 2).policy.loss.backward()  # type: ignore[arg-type]
         assert logits.grad is not None
-        pulled = torch.zeros(batch.sampled.shape)
-        following = batch.tokens[:, 1:, None]
-        slope = -logits.grad[:, :-1].gather(2, following)[..., 0]
-        rest = 1 - logits[:, :-1].softmax(-1).gather(2, following)[..., 0].detach()
-        pulled[:, 1:] = slope / rest * CONSTANT * 2
-        assert torch.allclose(pulled, torch.where(batch.sampled, batch.advantages, 0.0), atol=1e-4)
-        reached += int((pulled.abs() > 0.1).sum())
+        expected = torch.zeros_like(logits.grad).flatten(0, 1)
+        probabilities = logits.detach().flatten(0, 1).softmax(-1)
+        for source, token, advantage in zip(
+            batch.sampled.source, batch.sampled.tokens, batch.sampled.advantages, strict=True
+        ):
+            pull = -probabilities[source]
+            pull[token] += 1
+            expected[source] -= advantage * pull / (CONSTANT * 2)
+            reached += 1
+        assert torch.allclose(logits.grad.flatten(0, 1), expected, atol=1e-5)
     assert reached == sum(r.sampled_tokens for r in chain.rollouts)
 
 
@@ -242,9 +257,9 @@ class _Fixed:
 def test_overlong_masking_is_off_by_default_and_leaves_out_whole_chains() -> None:
     made = model()
     cut = group(made, 7, segments=2, ends=("budget", "stop"))
-    everything = sum(int(batch.sampled.sum()) for batch in packed([cut]))
+    everything = sum(len(batch.sampled.tokens) for batch in packed([cut]))
     assert everything == sum(r.sampled_tokens for r in cut.rollouts)
-    masked = sum(int(batch.sampled.sum()) for batch in packed([cut], mask_overlong=True))
+    masked = sum(len(batch.sampled.tokens) for batch in packed([cut], mask_overlong=True))
     assert masked == cut.rollouts[1].sampled_tokens
 
 

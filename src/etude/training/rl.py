@@ -23,7 +23,7 @@ from etude.base.records import RolloutGroup
 from etude.base.telemetry import full_disk_named
 from etude.models.checkpoint import export_state
 from etude.models.deepseek import DeepseekModel
-from etude.training.rl_batch import RLBatch, pack_groups
+from etude.training.rl_batch import RLBatch, SampledTokens, pack_groups
 from etude.training.rl_loss import RLLossConfig, batch_loss
 
 
@@ -92,24 +92,23 @@ class RLTrainer:
         metrics.update(
             grad_norm=grad_norm,
             train_seconds=time.monotonic() - clock,
-            train_tokens=float(sum(int((batch.documents >= 0).sum()) for batch in batches)),
+            train_tokens=float(sum(batch.num_positions for batch in batches)),
+            segment_tokens=float(sum(batch.num_segment_tokens for batch in batches)),
         )
         return metrics
 
     def _forward_backward(self, batch: RLBatch, num_chains: int, *, with_kl: bool) -> dict[str, Tensor]:
         """Gradient of one packed batch; returns per-token values of its N sampled tokens."""
-        coefficient = self.config.kl_coefficient * self.config.reference_every
-        config = self.config.model_copy(update={"kl_coefficient": coefficient})
-        made = batch_loss(self.model, self.reference if with_kl else None, batch, config, num_chains)
+        reference = self.reference if with_kl else None
+        made = batch_loss(self.model, reference, batch, self.config, num_chains, kl_scale=self.config.reference_every)
         torch.autograd.backward(made.policy.loss)
-        predicted = batch.sampled[:, 1:]
         return {
-            "gap": (made.logprobs - made.behaviour).abs(),
-            "fresh": _fresh_segments(batch, self.version)[:, 1:][predicted],
+            "gap": (made.logprobs - batch.sampled.behaviour).abs(),
+            "fresh": _fresh(batch.sampled, self.version),
             "weights": made.policy.weights,
             "kl": made.policy.kl if with_kl else made.policy.kl[:0],
             "entropy": made.entropy,
-            "versions": batch.versions[:, 1:][predicted],
+            "versions": batch.sampled.versions,
             "kept": torch.tensor([made.routing.num_kept, made.routing.num_known]),
         }
 
@@ -179,14 +178,10 @@ class RLTrainer:
         return list(state["trained"])
 
 
-def _fresh_segments(batch: RLBatch, version: int) -> Tensor:
-    """bool ``[B, S]``: tokens of segments that ``version`` alone sampled, where trainer and engine must agree."""
-    stale = (batch.versions != version) & batch.sampled
-    fresh = torch.ones_like(batch.sampled)
-    for row in range(len(batch.tokens)):
-        bad = torch.unique(batch.documents[row][stale[row]])
-        fresh[row] = ~torch.isin(batch.documents[row], bad)
-    return fresh
+def _fresh(sampled: SampledTokens, version: int) -> Tensor:
+    """bool ``[N]``: tokens of segments that ``version`` alone sampled, where trainer and engine must agree."""
+    stale = sampled.segments[sampled.versions != version]
+    return ~torch.isin(sampled.segments, stale)
 
 
 def _merge(collected: Sequence[dict[str, Tensor]], version: int, truncation: float) -> dict[str, float]:

@@ -42,8 +42,6 @@ class BatchLoss:
     policy: PolicyLoss
     logprobs: Tensor
     """Of the sampled tokens under the current weights ``[N]``, detached."""
-    behaviour: Tensor
-    """Their behaviour logprobs ``[N]``."""
     entropy: Tensor
     """Of the policy at their positions ``[N]``, nats, detached."""
     routing: ReplayRouting
@@ -51,28 +49,33 @@ class BatchLoss:
 
 
 def batch_loss(
-    model: DeepseekModel, reference: DeepseekModel | None, batch: RLBatch, config: RLLossConfig, num_chains: int
+    model: DeepseekModel,
+    reference: DeepseekModel | None,
+    batch: RLBatch,
+    config: RLLossConfig,
+    num_chains: int,
+    kl_scale: float = 1.0,
 ) -> BatchLoss:
     """Loss of one batch of a step of ``num_chains`` chains; the losses of a step's batches add up.
 
     ``num_chains`` is known before packing, so that neither packing nor which chains carry signal changes the scale. Without
-    ``reference`` or with ``kl_coefficient`` 0 there is no KL term, and no second forward pass.
+    ``reference`` or with ``kl_coefficient`` 0 there is no KL term, and no second forward pass; ``kl_scale`` multiplies the term,
+    for batches that carry it for others.
     """
-    predicted = batch.sampled[:, 1:]
+    sampled = batch.sampled
     routing = ReplayRouting(batch.experts.flatten(0, 1), config.replay_alpha)
     scores = sampled_scores(model, batch, routing)
-    penalty = _penalty(scores, reference, batch, config)
-    behaviour = batch.behaviour[:, 1:][predicted]
+    penalty = _penalty(scores, reference, batch, config, kl_scale)
     token_weights = None
     if ALGORITHMS[config.algorithm].per_response_mean:  # 1 / |o_i| in place of the constant
-        token_weights = config.token_normaliser / batch.chain_tokens[:, 1:][predicted]
+        token_weights = config.token_normaliser / sampled.chain_tokens
     result = policy_loss(
-        scores.logprobs, behaviour, batch.advantages[:, 1:][predicted], penalty=penalty, truncation=config.truncation,
+        scores.logprobs, sampled.behaviour, sampled.advantages, penalty=penalty, truncation=config.truncation,
         normaliser=config.token_normaliser * num_chains, token_weights=token_weights,
     )  # fmt: skip
     distribution = scores.distribution.detach()
     entropy = -(distribution.exp() * distribution).sum(dim=-1)
-    return BatchLoss(result, scores.logprobs.detach(), behaviour, entropy, routing)
+    return BatchLoss(result, scores.logprobs.detach(), entropy, routing)
 
 
 def sampled_scores(model: DeepseekModel, batch: RLBatch, routing: ReplayRouting) -> TokenScores:
@@ -84,14 +87,14 @@ def sampled_scores(model: DeepseekModel, batch: RLBatch, routing: ReplayRouting)
         routing=routing,
         max_position=batch.tokens.shape[1],
     )
-    predicted = batch.sampled[:, 1:]
-    distribution = model.logits(out.hidden[:, :-1][predicted]).log_softmax(dim=-1)
-    chosen = distribution.gather(1, batch.tokens[:, 1:][predicted][:, None]).squeeze(1)
+    hidden = out.hidden.flatten(0, 1).index_select(0, batch.sampled.source)
+    distribution = model.logits(hidden).log_softmax(dim=-1)
+    chosen = distribution.gather(1, batch.sampled.tokens[:, None]).squeeze(1)
     return TokenScores(chosen, distribution)
 
 
 def _penalty(
-    scores: TokenScores, reference: DeepseekModel | None, batch: RLBatch, config: RLLossConfig
+    scores: TokenScores, reference: DeepseekModel | None, batch: RLBatch, config: RLLossConfig, scale: float
 ) -> KLPenalty | None:
     if reference is None or config.kl_coefficient == 0:
         return None
@@ -99,4 +102,4 @@ def _penalty(
         replay = ReplayRouting(batch.experts.flatten(0, 1), config.replay_alpha)
         against = sampled_scores(reference, batch, replay)
     estimator = KL_ESTIMATORS[config.kl_estimator]
-    return KLPenalty(estimator.per_token(scores, against), estimator.in_advantage, config.kl_coefficient)
+    return KLPenalty(estimator.per_token(scores, against), estimator.in_advantage, scale * config.kl_coefficient)

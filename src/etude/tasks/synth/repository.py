@@ -101,7 +101,7 @@ def other_cases(repository: Repository, rng: random.Random) -> list[tuple[str, s
 
 
 def edit(path: str, text: str, first: int, last: int, new: Sequence[str]) -> Message:
-    """The edit that puts ``new`` in place of lines ``first`` to ``last`` (from 1) of ``text``; with ``last = first - 1`` an insertion."""
+    """Edit that puts ``new`` in place of lines ``first`` to ``last`` (from 1) of ``text``; ``last = first - 1`` inserts."""
     return call("edit", path=path, change=change_lines(split_lines(text), first - 1, last, new))
 
 
