@@ -39,8 +39,8 @@ def test_list_shows_visible_paths_one_a_line() -> None:
     assert ask(bench_of({}), "list") == "no files"
 
 
-def test_read_numbers_lines_from_one() -> None:
-    assert ask(bench_of(), "read", path="lib.py") == "1:def total(a, b):\n2:    return a - b"
+def test_read_shows_a_file_as_an_edit_quotes_it() -> None:
+    assert ask(bench_of(), "read", path="lib.py") == "def total(a, b):\n    return a - b"
     assert ask(bench_of({"a": ""}), "read", path="a") == "empty"
     assert ask(bench_of(), "read", path="no.py") == "error: no file no.py"
 
@@ -130,7 +130,7 @@ def test_a_malformed_call_is_answered_with_what_is_wrong_and_counted() -> None:
     bench = bench_of()
     assert ask(bench, "raed", error="no tool 'raed'; tools: read") == "error: no tool 'raed'; tools: read"
     assert ask(bench, "read") == "error: read needs path"
-    assert ask(bench, "edit", path="lib.py") == "error: edit needs at"
+    assert ask(bench, "edit", path="lib.py") == "error: edit needs change"
     assert ask(bench, "search", text="") == "error: search needs text"
     assert ask(bench, "read", path="../../etc/passwd") == "error: path outside the workspace"
     assert ask(bench, "edit", path="/x", change="====\nx") == "error: path outside the workspace"
