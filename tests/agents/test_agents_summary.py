@@ -94,7 +94,9 @@ def test_a_summary_written_as_a_call_is_taken_as_text(codec: ChatCodec) -> None:
     assert rollout.outcome is Outcome.COMPLETED
     assert rollout.turns[1].is_summary
     assert rollout.effort.calls == 2  # read and finish; the summary's call was not executed
-    assert "summary 1, turn 1: edit lib.py     return a - b\n====\n    return a + b" in codec.decode(sampler.requests[2].tokens)
+    assert "summary 1, turn 1: edit lib.py     return a - b\n====\n    return a + b" in codec.decode(
+        sampler.requests[2].tokens
+    )
 
 
 def test_the_text_of_a_summary_leaves_its_reasoning_out() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from etude.data.packing import Packer
+from etude.models.span_attention import span_mask
 
 
 def _documents(count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -36,13 +37,15 @@ def test_positions_restart_and_first_tokens_have_no_weight() -> None:
         assert torch.all(batch.weights[inside] == 0.5)
 
 
-def test_mask_is_causal_within_a_document() -> None:
-    batch = next(Packer(48, 2).batches(_documents(40, seed=3)))
-    for b in range(2):
+def test_attention_is_causal_within_a_document() -> None:
+    (*_, batch) = Packer(48, 2).batches(_documents(40, seed=3), keep_last=True)
+    assert (batch.documents < 0).any()
+    mask = span_mask(batch.reach)
+    for b in range(len(batch.tokens)):
         for s in range(48):
             for t in range(48):
-                same = batch.documents[b, s] == batch.documents[b, t]
-                assert bool(batch.mask[b, 0, s, t]) == bool(same and t <= s)
+                same = s == t or batch.documents[b, s] == batch.documents[b, t] >= 0
+                assert bool(mask[b, s, t]) == bool(same and t <= s)
 
 
 def test_rows_are_nearly_full_and_long_documents_are_cut() -> None:

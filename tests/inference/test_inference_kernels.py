@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from inference_fakes import assert_exact, engine, params, prompt, run, run_all, tiny
 
-from etude.base.errors import UserError
 from etude.base.records import Completion
-from etude.inference.native.build import load
 from etude.inference.native.model import pack
 
 SHAPES: list[dict[str, object]] = [
@@ -64,19 +60,6 @@ def test_packing_keeps_every_weight() -> None:
     assert packed.shape == (3, 2, 5, 16)
     assert torch.equal(packed.transpose(-1, -2).reshape(3, 32, 5)[:, :21], weight)
     assert not packed.transpose(-1, -2).reshape(3, 32, 5)[:, 21:].any()
-
-
-def test_the_kernel_is_compiled_once(tmp_path: Path) -> None:
-    load(tmp_path)
-    (built,) = tmp_path.iterdir()
-    stamp = built.stat().st_mtime_ns
-    load(tmp_path)
-    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [stamp]
-
-
-def test_no_compiler_is_one_line_that_names_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no C compiler found; install one"):
-        load(tmp_path, search_path=str(tmp_path))
 
 
 def test_long_contexts_and_wide_batches_stay_exact() -> None:

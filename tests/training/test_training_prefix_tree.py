@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from etude.models.span_attention import span_mask
 from etude.training.prefix_tree import PrefixTree, merge_prefixes
 
 
@@ -31,7 +33,7 @@ def check(tree: PrefixTree, keys: list[np.ndarray]) -> None:
     expected = [
         [prefix_of[row].startswith(prefix_of[column]) for column in range(tree.size)] for row in range(tree.size)
     ]
-    assert tree.ancestors().tolist() == expected
+    assert span_mask(torch.from_numpy(tree.reach())[None])[0].tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -218,7 +218,7 @@ def test_the_gradient_of_a_token_is_its_chains_advantage_and_of_an_unsampled_one
     reached = 0
     for batch in packed([chain], 500):
         out = made(
-            batch.tokens, positions=batch.positions, mask=batch.mask,
+            batch.tokens, positions=batch.positions, reach=batch.reach,
             routing=ReplayRouting(batch.experts.flatten(0, 1), 0.0),
         )  # fmt: skip
         logits = made.logits(out.hidden).detach().requires_grad_(True)

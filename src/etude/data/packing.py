@@ -31,11 +31,13 @@ class PackedBatch:
     """float32 ``[B, S]``: loss weight of predicting ``tokens[b, s]`` from what comes before; 0 at document starts."""
 
     @property
-    def mask(self) -> Tensor:
-        """bool ``[B, 1, S, S]``: causal, within one document; empty positions see themselves (no NaN rows)."""
+    def reach(self) -> Tensor:
+        """int32 ``[B, S]``: end of the position's document; no attention across documents (see ``models.span_attention``)."""
         length = self.tokens.shape[1]
-        same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
-        return same & torch.ones(length, length, dtype=torch.bool).tril()
+        starts = self.positions == 0  # each empty position is one, too: it sees itself
+        at = torch.where(starts, torch.arange(length), length)
+        following = at.flip(1).cummin(dim=1).values.flip(1)[:, 1:]  # first start from the next position on
+        return torch.nn.functional.pad(following, (0, 1), value=length).to(torch.int32)
 
     @property
     def num_tokens(self) -> int:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from etude.base.errors import CheckpointError, UserError
+from etude.base.native.build import load
 from etude.base.records import PolicyVersion
 from etude.inference.forward import ServedModel
-from etude.inference.native.build import load
-from etude.inference.native.model import NativeModel
+from etude.inference.native.model import SOURCE, NativeModel
 from etude.models.checkpoint import export_state, import_state
 from etude.models.config import ModelConfig
 from etude.models.deepseek import DeepseekModel
@@ -41,7 +41,7 @@ def arranger(kernel: str, num_slots: int, max_length: int) -> Arranger:
     library: ctypes.CDLL | None = None
     if kernel != "torch":
         try:
-            library = load()
+            library = load(SOURCE)
         except UserError as error:
             if kernel == "native":
                 raise

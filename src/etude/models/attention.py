@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from etude.models.config import ModelConfig
 from etude.models.layers import RMSNorm, rotate
+from etude.models.span_attention import span_attention
 
 
 class KVContext(Protocol):
@@ -48,9 +49,10 @@ class LatentAttention(nn.Module):
         self.o = nn.Parameter(torch.empty(dim, heads * self.value))
 
     def forward(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, context: KVContext | None
+        self, x: Tensor, angles: tuple[Tensor, Tensor], reach: Tensor | None, context: KVContext | None
     ) -> Tensor:
-        """``x [B, S, D]`` -> ``[B, S, D]``. ``mask [B, 1, S, S]`` is for training; without it attention is causal."""
+        """``x [B, S, D]`` -> ``[B, S, D]``. ``reach [B, S]`` (see ``span_attention``) is for training; without it, and without
+        ``context``, attention is causal."""
         batch, length, _ = x.shape
         cos, sin = angles
         query = self.q_a_norm(F.linear(x, self.q_a)) if self.has_q_lora else x
@@ -63,18 +65,22 @@ class LatentAttention(nn.Module):
             latent, k_rope, mask = context.extend(self.layer, latent, k_rope)
             if length == 1:
                 return self._absorbed(q_nope, q_rope, latent, k_rope, mask)
-        return self._expanded(q_nope, q_rope, latent, k_rope, mask)
+            q, k, v = self._expand(q_nope, q_rope, latent, k_rope)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+        else:
+            if reach is None:
+                reach = torch.full((batch, length), length, dtype=torch.int32, device=x.device)
+            out = span_attention(*self._expand(q_nope, q_rope, latent, k_rope), reach, self.scale)
+        return F.linear(out.transpose(1, 2).reshape(batch, length, self.num_heads * self.value), self.o)
 
-    def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
-        """Up-project the latents to full keys and values, then ordinary attention."""
-        batch, heads, length, _ = q_nope.shape
-        total = latent.shape[1]
+    def _expand(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Up-project the latents to full keys and values: q ``[B, H, S, N + P]``, k ``[B, H, T, N + P]``, v ``[B, H, T, V]``."""
+        batch, total, _ = latent.shape
+        heads = self.num_heads
         kv = F.linear(latent, self.kv_b).view(batch, total, heads, self.nope + self.value).transpose(1, 2)
         k_nope, v = torch.split(kv, [self.nope, self.value], dim=-1)
         k = torch.cat((k_nope, k_rope[:, None].expand(batch, heads, total, self.rope)), dim=-1)
-        q = torch.cat((q_nope, q_rope), dim=-1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
-        return F.linear(out.transpose(1, 2).reshape(batch, length, heads * self.value), self.o)
+        return torch.cat((q_nope, q_rope), dim=-1), k, v
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor) -> Tensor:
         """One new position per row: fold the up-projection into query and output, so that keys stay latent."""

@@ -44,12 +44,12 @@ class Block(nn.Module):
         self,
         x: Tensor,
         angles: tuple[Tensor, Tensor],
-        mask: Tensor | None,
+        reach: Tensor | None,
         context: KVContext | None,
         routing: Routing | None,
     ) -> tuple[Tensor, Tensor | None]:
         """``x [B, S, D]`` -> (``[B, S, D]``, experts ``[B, S, k]`` or None for a dense layer)."""
-        x = x + self.attention(self.attention_norm(x), angles, mask, context)
+        x = x + self.attention(self.attention_norm(x), angles, reach, context)
         normed = self.mlp_norm(x)
         if isinstance(self.mlp, FeedForward):
             return x + self.mlp(normed), None
@@ -91,14 +91,14 @@ class DeepseekModel(nn.Module):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
+        reach: Tensor | None = None,
         context: KVContext | None = None,
         routing: Routing | None = None,
         max_position: int | None = None,
     ) -> Output:
         """Run the trunk on ``tokens`` int64 ``[B, S]``.
 
-        ``positions [B, S]`` default to 0..S-1; ``mask`` bool ``[B, 1, S, S]`` restricts attention (packing);
+        ``positions [B, S]`` default to 0..S-1; ``reach`` int32 ``[B, S]`` restricts attention (see ``span_attention``);
         ``context`` supplies a KV cache; ``routing`` overrides expert choices; ``max_position`` bounds ``positions``
         where the caller knows it (it saves a look at the tensor).
         """
@@ -106,7 +106,7 @@ class DeepseekModel(nn.Module):
         x = F.embedding(tokens, self.embedding)
         experts: list[Tensor] = []
         for block in self.blocks:
-            x, used = block(x, angles, mask, context, routing)
+            x, used = block(x, angles, reach, context, routing)
             if used is not None:
                 experts.append(used)
         return Output(x, torch.stack(experts, dim=2))
@@ -122,7 +122,7 @@ class DeepseekModel(nn.Module):
         next_tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
+        reach: Tensor | None = None,
         context: KVContext | None = None,
         routing: Routing | None = None,
         max_position: int | None = None,
@@ -134,7 +134,7 @@ class DeepseekModel(nn.Module):
         embedded = module.embedding_norm(F.embedding(next_tokens, self.embedding))
         merged = F.linear(torch.cat((embedded, module.hidden_norm(hidden)), dim=-1), module.merge)
         angles = self._angles(next_tokens, positions, max_position)
-        out, _ = module.block(merged, angles, mask, context, routing)
+        out, _ = module.block(merged, angles, reach, context, routing)
         return torch.as_tensor(out)
 
     def mtp_logits(self, depth: int, hidden: Tensor) -> Tensor:

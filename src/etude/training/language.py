@@ -107,8 +107,8 @@ def language_loss(
     model: DeepseekModel, batch: PackedBatch, mtp: Literal["off", "frozen", "joint"], mtp_weight: float
 ) -> tuple[Tensor, LossParts]:
     """Weighted next-token loss of a packed batch, plus ``mtp_weight`` times the distillation loss of depth 1."""
-    mask = batch.mask
-    out = model(batch.tokens, positions=batch.positions, mask=mask, max_position=batch.tokens.shape[1])
+    reach = batch.reach
+    out = model(batch.tokens, positions=batch.positions, reach=reach, max_position=batch.tokens.shape[1])
     weights = batch.weights[:, 1:]
     if mtp == "off":
         kept = weights > 0
@@ -120,7 +120,7 @@ def language_loss(
     main = weighted_cross_entropy(logits.flatten(0, 1), batch.tokens[:, 1:].flatten(), weights.flatten())
     hidden = out.hidden.detach() if mtp == "frozen" else out.hidden
     drafted = model.mtp_hidden(
-        0, hidden[:, :-1], batch.tokens[:, 1:], positions=batch.positions[:, :-1], mask=mask[:, :, :-1, :-1],
+        0, hidden[:, :-1], batch.tokens[:, 1:], positions=batch.positions[:, :-1], reach=reach[:, :-1],
         max_position=batch.tokens.shape[1],
     )  # fmt: skip
     student = _mtp_logits(model, drafted[:, :-1], frozen=mtp == "frozen").flatten(0, 1)

@@ -17,7 +17,7 @@ Array = NDArray[np.int64]
 
 @dataclass
 class PrefixTree:
-    """Merged sequences. Nodes are numbered in the order in which they were added: parents come before children."""
+    """Merged sequences, added in sorted order: nodes are numbered depth first, so that a subtree is a range of numbers."""
 
     size: int = 0
     """Number of nodes."""
@@ -31,15 +31,12 @@ class PrefixTree:
         self.paths.append((sequence, np.concatenate([prefix, new])))
         self.size += length - shared
 
-    def ancestors(self) -> NDArray[np.bool_]:
-        """bool ``[size, size]``: whether column is row or one of its ancestors, which is what attention may see."""
-        seen = np.zeros((self.size, self.size), bool)
-        done = 0
+    def reach(self) -> NDArray[np.int32]:
+        """int32 ``[size]``: end of each node's subtree, which is what sees the node; ``models.span_attention`` takes it."""
+        ends = np.empty(self.size, np.int32)
         for _, path in self.paths:
-            for depth in range(np.searchsorted(path, done), len(path)):
-                seen[path[depth], path[: depth + 1]] = True
-            done = max(done, int(path[-1]) + 1)
-        return seen
+            ends[path] = path[-1] + 1
+        return ends
 
 
 def merge_prefixes(keys: Sequence[Array], limit: int) -> list[PrefixTree]:

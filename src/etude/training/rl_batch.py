@@ -47,8 +47,8 @@ class RLBatch:
     """int64 ``[B, S]``."""
     positions: Tensor
     """int64 ``[B, S]``: depth in the tree."""
-    mask: Tensor
-    """bool ``[B, 1, S, S]``: a position attends to itself and its ancestors."""
+    reach: Tensor
+    """int32 ``[B, S]``: a position attends to itself and its ancestors; see ``models.span_attention``."""
     experts: Tensor
     """int64 ``[B, S, L, k]``: experts to replay, -1 where unknown."""
     num_positions: int
@@ -141,15 +141,14 @@ def _assemble(rows: Sequence[Sequence[tuple[PrefixTree, list[_Item]]]], moe_laye
     length = max(sum(tree.size for tree, _ in row) for row in rows)
     shape = (len(rows), length)
     tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    mask = np.broadcast_to(np.eye(length, dtype=bool), (*shape, length)).copy()
+    reach = np.tile(np.arange(1, length + 1, dtype=np.int32), (len(rows), 1))
     experts = np.full((*shape, moe_layers, top_k), -1, np.int64)
     sampled: list[tuple[NDArray[np.generic], ...]] = []
     total = 0
     for r, row in enumerate(rows):
         start = 0
         for tree, items in row:
-            span = slice(start, start + tree.size)
-            mask[r, span, span] = tree.ancestors()
+            reach[r, start : start + tree.size] = start + tree.reach()
             for index, path in tree.paths:
                 item, at = items[index], start + path
                 tokens[r, at], positions[r, at] = item.segment.tokens[: len(path)], np.arange(len(path))
@@ -161,7 +160,7 @@ def _assemble(rows: Sequence[Sequence[tuple[PrefixTree, list[_Item]]]], moe_laye
     return RLBatch(
         tokens=torch.from_numpy(tokens),
         positions=torch.from_numpy(positions),
-        mask=torch.from_numpy(mask)[:, None],
+        reach=torch.from_numpy(reach),
         experts=torch.from_numpy(experts),
         num_positions=sum(tree.size for row in rows for tree, _ in row),
         num_segment_tokens=total,

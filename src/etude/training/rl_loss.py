@@ -83,7 +83,7 @@ def sampled_scores(model: DeepseekModel, batch: RLBatch, routing: ReplayRouting)
     out = model(
         batch.tokens,
         positions=batch.positions,
-        mask=batch.mask,
+        reach=batch.reach,
         routing=routing,
         max_position=batch.tokens.shape[1],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from etude.inference.forward import Batch
 from etude.models.deepseek import Block, DeepseekModel
 from etude.models.layers import FeedForward
 
+SOURCE = Path(__file__).parent / "step.c"
 PANEL = 16
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _LAYER_POINTERS = (
