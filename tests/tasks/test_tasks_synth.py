@@ -6,7 +6,6 @@ import ast
 import asyncio
 import random
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from etude.base.records import AnswerVerifier, Message, Task, ToolCall
 from etude.rewards.verifiers import verify
 from etude.tasks.check import check_tasks, solve
 from etude.tasks.synth import corpus, generate
-from etude.tasks.synth.repository import runner
+from etude.tasks.synth.repository import RUNNER_PATH, TEST_COMMAND, runner
 from local_pods import LocalPods
 
 
@@ -106,14 +105,26 @@ def test_solutions_follow_their_own_line_numbers(train: list[Task]) -> None:
 def run_tests(folder: Path, files: dict[str, str]) -> tuple[int, str]:
     for name, text in files.items():
         (folder / name).write_text(text)
-    (folder / "run_tests.py").write_text(runner())
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "run_tests.py"], cwd=folder, capture_output=True, text=True, timeout=20
-    )
+    (folder / RUNNER_PATH).parent.mkdir()
+    (folder / RUNNER_PATH).write_text(runner())
+    done = subprocess.run(["sh", "-c", TEST_COMMAND], cwd=folder, capture_output=True, text=True, timeout=20)
     return done.returncode, done.stdout
 
 
 MODULE = "def total(a, b):\n    return a - b\n"
+
+
+def test_only_a_full_count_passes(tmp_path: Path) -> None:
+    test = "from lib import total\n\n\ndef test_total():\n    assert total(3, 2) == 1\n"
+    assert run_tests(tmp_path, {"lib.py": MODULE, "test_lib.py": test}) == (0, "1 passed\n")
+
+
+def test_a_missing_interpreter_is_told_from_a_failure(tmp_path: Path) -> None:
+    """126 and 127 come through, so that a verifier can see that its command did not run."""
+    (tmp_path / RUNNER_PATH).parent.mkdir()
+    (tmp_path / RUNNER_PATH).write_text(runner())
+    done = subprocess.run(["/bin/sh", "-c", TEST_COMMAND], cwd=tmp_path, env={"PATH": "/nowhere"}, capture_output=True)
+    assert done.returncode == 127
 
 
 def test_the_runner_says_what_it_got(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from etude.tasks.synth.library import MODULES, Template
 from etude.tasks.synth.split import Split
 
 RUNNER_PATH = ".etude/run_tests.py"
-TEST_COMMAND = f"python3 -I -S {RUNNER_PATH}"
+TEST_COMMAND = f"python3 -I -S {RUNNER_PATH} && exit 1; c=$?; exit $((c == 42 ? 0 : c))"
+"""The runner ends with 42 when all tests have passed, so that code under test which exits early with 0 has not."""
 
 
 def runner() -> str:

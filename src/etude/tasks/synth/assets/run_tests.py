@@ -1,14 +1,15 @@
-"""A minimal pytest-style runner; it costs ten milliseconds where pytest costs three hundred.
+"""A minimal pytest-style runner; it costs fifteen milliseconds where pytest costs three hundred.
 
-The tests run in a child; the parent counts the tests first and believes only a full count that came through a pipe, so that code
-under test that exits early, with whatever code, has failed. Only modules that Python has loaded anyway are imported: `ast` and
-`traceback` alone would treble the time of a run.
+The tests are counted before anything runs, and a full count ends with exit code PASSED, not 0: code under test that exits early
+has failed. The test command turns PASSED into 0. Only modules that Python has loaded anyway are imported: `ast` and `traceback`
+alone would treble the time of a run, and a child for the tests would add a third.
 """
 import _ast
 import os
 import sys
 
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
+PASSED = 42
 
 
 def explain(error, lines):
@@ -71,38 +72,19 @@ def run_file(path):
     return passed, failed
 
 
-def child(report):
+def main():
+    promised = sum(expected(path) for path in test_files())
     sys.path.insert(0, ".")
     sys.dont_write_bytecode = True
     passed = failed = 0
     for path in test_files():
         more = run_file(path)
         passed, failed = passed + more[0], failed + more[1]
-    sys.stdout.flush()
-    os.write(report, f"{passed} {failed}".encode())
-
-
-def main():
-    promised = sum(expected(path) for path in test_files())
-    reading, report = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            child(report)
-        finally:
-            os._exit(0)
-    os.close(report)
-    said = os.read(reading, 64)
-    os.waitpid(pid, 0)
-    if not said:
-        print("FAIL: the code ended the run")
-        return 1
-    passed, failed = map(int, said.split())
     if not failed and passed < promised:
         print(f"FAIL: {promised - passed} tests did not run")
         failed = promised - passed
     print((f"{failed} failed " if failed else "") + f"{passed} passed")
-    return 5 if passed + failed == 0 else 1 if failed else 0
+    return 5 if passed + failed == 0 else 1 if failed else PASSED
 
 
 code = main()
