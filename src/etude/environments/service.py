@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -196,6 +197,7 @@ async def serve(config: EnvironmentsConfig, key: str, listening: socket.socket) 
         backend.close()
         raise
     app = create_app(PodService(backend, config), key)
+    gc.freeze()  # modules live as long as the process: no use in searching them again and again
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, http="httptools", lifespan="on"
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -224,6 +225,7 @@ def serve(config: ServerConfig, key: str = "", *, listening: socket.socket | Non
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, loop="uvloop", http="httptools",
         timeout_keep_alive=75, backlog=2048,
     )  # fmt: skip
+    gc.freeze()  # the model and all modules live as long as the process: no use in searching them again and again
     with _signals_end_it():
         uvicorn.Server(settings).run(sockets=[bound])
 

@@ -93,7 +93,7 @@ class QuickstartConfig(Config):
     sft: SFTConfig = SFTConfig()
     rl: RLConfig = RLConfig()
     evals: EvalConfig = EvalConfig()
-    base_evals: EvalConfig = EvalConfig(tasks=60, samples=2)
+    base_evals: EvalConfig = EvalConfig(tasks=40, samples=1)
     """The base cannot use the harness yet; a small sample shows it."""
 
 
