@@ -24,7 +24,7 @@ from etude.tasks.synth.repository import (
 )
 from etude.tasks.synth.split import Split, definitions, in_split
 
-LIMITS = Limits(max_turns=10, max_sampled_tokens=500, wall_seconds=180.0)
+LIMITS = Limits(max_turns=12, max_sampled_tokens=500, wall_seconds=180.0)
 
 
 def generate(split: Split, count: int, seed: int, categories: Sequence[Category] = tuple(MAKERS)) -> list[Task]:
