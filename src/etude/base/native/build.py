@@ -37,7 +37,7 @@ def _compile(compiler: str, source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = Path(scratch) / "kernel.so"
-        command = [compiler, *FLAGS, f"-I{HEADER.parent}", "-o", built, source, "-lm"]
+        command = [compiler, *FLAGS, f"-I{HEADER.parent}", "-o", str(built), str(source), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
             raise UserError(f"native kernel: {compiler} cannot build {source.name}: {done.stderr.strip()[:300]}")
