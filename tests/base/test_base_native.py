@@ -39,3 +39,9 @@ def test_code_that_does_not_compile_names_the_file_and_leaves_nothing(source: Pa
     with pytest.raises(UserError, match=r"cannot build add\.c: .*error"):
         load(source, cache)
     assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_that_names_the_remedy(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot build add\.c in .*; set XDG_CACHE_HOME"):
+        load(source, tmp_path / "file" / "cache")

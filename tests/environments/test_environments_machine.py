@@ -33,19 +33,19 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_the_launcher_is_built_once(tmp_path: Path) -> None:
-    first = build.compile_launcher(tmp_path)
+    first = build.launcher(tmp_path)
     written = first.stat().st_mtime_ns
-    assert build.compile_launcher(tmp_path, search_path="/nowhere") == first
+    assert build.launcher(tmp_path, search_path="/nowhere") == first
     assert first.stat().st_mtime_ns == written
     assert [file.name for file in tmp_path.iterdir()] == [first.name], "nothing is left of the build"
 
 
 def test_a_missing_compiler_and_an_unusable_cache_are_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no C compiler found; install one"):
-        build.compile_launcher(tmp_path, search_path=str(tmp_path))
+        build.launcher(tmp_path, search_path=str(tmp_path))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"XDG_CACHE_HOME"):
-        build.compile_launcher(tmp_path / "file" / "cache")
+        build.launcher(tmp_path / "file" / "cache")
 
 
 class RefusingBackend(NamespaceBackend):
@@ -127,7 +127,7 @@ def test_an_interpreter_outside_usr_is_shown_read_only() -> None:
 
 def test_an_ordinary_user_gets_confined_pods_or_is_told_what_to_change(open_folder: Path) -> None:
     """In a forked process that has given up root, if it had it."""
-    build.compile_launcher(open_folder / "etude")
+    build.launcher(open_folder / "etude")
     (open_folder / "etude").chmod(0o755)
     reader, writer = os.pipe()
     child = os.fork()

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from etude.base.errors import CheckpointError
@@ -21,6 +20,7 @@ from etude.models.attention import LatentAttention
 from etude.models.config import ModelConfig, from_hugging_face, to_hugging_face
 from etude.models.deepseek import Block, DeepseekModel, MTPDepth, initialise
 from etude.models.layers import FeedForward
+from etude.models.stored import StoredTensors, store_tensors
 
 
 def export_state(model: DeepseekModel, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -47,9 +47,10 @@ def import_state(model: DeepseekModel, state: Mapping[str, Tensor], *, allow_mis
         )
     with torch.no_grad():
         for name, view in views.items():
-            if view.shape != state[name].shape:
-                raise CheckpointError(f"weights: {name} has shape {tuple(state[name].shape)}, not {tuple(view.shape)}")
-            view.copy_(state[name])
+            tensor = state[name]
+            if view.shape != tensor.shape:
+                raise CheckpointError(f"weights: {name} has shape {tuple(tensor.shape)}, not {tuple(view.shape)}")
+            view.copy_(tensor)
 
 
 def save_checkpoint(
@@ -60,15 +61,11 @@ def save_checkpoint(
     pad_token_id: int,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write config.json and model.safetensors (tokenizer files are data.tokenizer's). Raises DiskFullError."""
-    directory.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.contiguous().clone() for name, tensor in export_state(model, dtype).items()}
+    """Write config.json and the tensors (tokenizer files are data.tokenizer's). Raises DiskFullError."""
+    store_tensors(directory, _views(model), dtype)
     config = to_hugging_face(model.config, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
     with full_disk_named(directory):
-        temporary = directory / "model.safetensors.tmp"
-        save_file(state, str(temporary), metadata={"format": "pt"})
-        temporary.rename(directory / "model.safetensors")
         (directory / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -90,15 +87,12 @@ def load_checkpoint(directory: Path, **changes: object) -> DeepseekModel:
     """
     stored = load_config(directory)
     model = DeepseekModel(ModelConfig.model_validate({**stored.model_dump(), **changes}))
-    path = directory / "model.safetensors"
-    if not path.exists():
-        raise CheckpointError(f"checkpoint {directory}: no model.safetensors there")
     fresh_mtp = stored.num_nextn_predict_layers == 0 and model.config.num_nextn_predict_layers > 0
     if fresh_mtp:
         initialise(model, seed=0)
     import_state(
         model,
-        load_file(str(path)),
+        StoredTensors(directory),
         allow_missing=f"model.layers.{stored.num_hidden_layers}." if fresh_mtp else "",
     )
     return model
